@@ -1,0 +1,3 @@
+from dflash_deploy.cli import main
+
+main()
