@@ -32,7 +32,9 @@ class DeployError(Exception):
         exit_code: status that the process ends with.
     """
 
-    def __init__(self, message: str, *, fix: str | None = None, exit_code: ExitCode = ExitCode.FAILED) -> None:
+    def __init__(
+        self, message: str, *, fix: str | None = None, exit_code: ExitCode = ExitCode.FAILED
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.fix = fix

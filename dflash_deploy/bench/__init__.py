@@ -1,0 +1,1 @@
+"""Load, timing and output checks against any running server."""

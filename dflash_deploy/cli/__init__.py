@@ -1,0 +1,58 @@
+"""The command line: parse, call, print. A command's module imports what it uses when the command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from dflash_deploy import __version__
+from dflash_deploy.cli import emit, probe, profile, status, tune
+from dflash_deploy.errors import DeployError, ExitCode
+
+app = typer.Typer(
+    help=__doc__,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("probe")(probe.probe)
+app.add_typer(profile.app, name="profile")
+app.command("tune")(tune.tune)
+app.command("emit")(emit.emit)
+app.command("status")(status.status)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dflash-deploy {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help="Deploy and autotune SGLang with DFlash speculative decoding on consumer GPUs.")
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run the command line and exit with the status of ``errors.ExitCode``."""
+    try:
+        app()
+    except DeployError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        if error.fix:
+            typer.echo(f"  fix: {error.fix}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of a pipe left (`| head`): nothing to say, and nowhere to say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.FAILED)

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+
+def emit() -> None:
+    raise NotImplementedError

@@ -1,0 +1,1 @@
+"""One running server: started, owned, waited for, stopped, nothing left behind."""

@@ -1,0 +1,124 @@
+"""What a study leaves on disk: one folder a study, one folder a trial, JSON in each.
+
+```
+<state>/studies/<name>/study.json          what was asked, on what machine
+                      /optuna.db           the sampler's own storage
+                      /trials/0007/trial.json, server.log, …
+```
+A trial's ``trial.json`` is written once, when the trial has ended; a folder without it is a trial that was
+cut short.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dflash_deploy.bench.measurement import Measurement
+from dflash_deploy.engine.boot import BootRecord
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import write_atomic
+from dflash_deploy.profile.schema import FlagSetting, Profile
+
+SCHEMA_VERSION = 1
+
+_R = TypeVar("_R", bound="_Record")
+
+Outcome = Literal["served", "degraded", "infeasible", "failed", "bad-output", "unstable", "interrupted"]
+"""served: all well. degraded: served without something that was asked for. infeasible: the plan or the engine
+refused it, or it broke a limit of the profile. failed: the start ended in an error. bad-output: it served
+wrong answers. unstable: it died or stalled under load. interrupted: we stopped it."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Predicted(_Record):
+    """The plan's figures for a trial (all predicted)."""
+
+    peak_mib: float
+    kv_tokens: int
+    max_running_requests: int
+    fits: bool
+
+
+class TrialRecord(_Record):
+    """One configuration and what came of it.
+
+    Attributes:
+        source: ``known:<name>`` for a setting given in the profile, ``search`` for the sampler's own.
+        flags: the engine flags, those fixed by the profile among them.
+        argv: the whole command that was run.
+        objective: value of the profile's objective, or None where nothing was measured.
+        violations: by limit, how far it was broken as a share of the limit; empty where all are kept.
+        feasible: served, right, and within every limit: only such a trial can be the best.
+    """
+
+    number: int
+    source: str
+    flags: dict[str, FlagSetting]
+    argv: list[str]
+    env: dict[str, str]
+    outcome: Outcome
+    reason: str | None = None
+    boot: BootRecord | None = None
+    measured: Measurement | None = None
+    predicted: Predicted | None = None
+    objective: float | None = None
+    violations: dict[str, float] = {}
+    feasible: bool
+    started: datetime
+    boot_s: float | None = None
+    wall_s: float
+
+
+class StudyRecord(_Record):
+    """What was asked and where. ``simulated`` holds for every figure of the study."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    created: datetime
+    tool_version: str
+    simulated: bool
+    time_scale: float = 1.0
+    seed: int
+    card: str | None
+    engine_version: str
+    profile: Profile
+
+
+def write_record(path: Path, record: _Record) -> None:
+    """Write a record as JSON, atomically."""
+    write_atomic(path, record.model_dump_json(indent=2) + "\n")
+
+
+def read_study(folder: Path) -> StudyRecord:
+    """Read ``study.json``.
+
+    Raises:
+        DeployError: there is no study, or it cannot be read.
+    """
+    path = folder / "study.json"
+    if not path.is_file():
+        raise DeployError(f"no study in {folder}", fix="dflash-deploy tune", exit_code=ExitCode.MISSING)
+    return _read(path, StudyRecord)
+
+
+def read_trials(folder: Path) -> list[TrialRecord]:
+    """Every ended trial of a study, by number.
+
+    Raises:
+        DeployError: a record cannot be read.
+    """
+    return [_read(path, TrialRecord) for path in sorted((folder / "trials").glob("*/trial.json"))]
+
+
+def _read(path: Path, kind: type[_R]) -> _R:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise DeployError(f"{path} cannot be read: {error}", exit_code=ExitCode.INVALID_INPUT) from error
