@@ -1,0 +1,126 @@
+"""The systemd unit of one service, as text."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal
+
+import jinja2
+
+from dflash_deploy.deploy import escape, gate
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.resources import resource_dir
+
+UNIT_PREFIX = "dflash-sglang-"
+"""What every unit of ours is called, before the service's own name."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_SYSTEM_PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SECRET_OPTION = re.compile(r"--(admin-)?api-key(=|$)")
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """What a unit is rendered from.
+
+    Attributes:
+        service: the service's name; the unit is called ``dflash-sglang-<service>``.
+        argv: the engine's whole command, its interpreter (an absolute path) first, without a secret in it.
+        host: address that the engine listens on.
+        port: TCP port that the engine listens on.
+        env: variables of the engine; they win over those that the unit sets itself.
+        manager: whose unit it is: the machine's, or one user's own (``systemctl --user``).
+        user: who runs it under the machine's manager; None lets systemd make a user for it.
+        api_key_file: absolute path of a YAML file with one line, ``api-key: …``.
+        comments: lines put at the top: where the configuration comes from and what was measured.
+    """
+
+    service: str
+    argv: tuple[str, ...]
+    host: str
+    port: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    manager: Literal["system", "user"] = "system"
+    user: str | None = None
+    api_key_file: str | None = None
+    comments: tuple[str, ...] = ()
+
+    @property
+    def unit_name(self) -> str:
+        """File name of the unit."""
+        return f"{UNIT_PREFIX}{self.service}.service"
+
+
+def render_unit(spec: UnitSpec) -> str:
+    """Write the unit.
+
+    Raises:
+        DeployError: something in ``spec`` cannot stand in a unit, would put a secret into it, or would open
+            the engine to other machines without a key.
+    """
+    _check(spec)
+    python, *arguments = spec.argv
+    return _template().render(
+        name=f"{UNIT_PREFIX}{spec.service}",
+        system=spec.manager == "system",
+        user=spec.user,
+        api_key_file=spec.api_key_file,
+        comments=spec.comments,
+        command=escape.command_line(python, arguments),
+        port_check=gate.port_check(python, spec.host, spec.port),
+        ready_wait=gate.ready_wait(python, spec.host, spec.port),
+        # Tools of the serving environment (ninja) and of CUDA (nvcc) compile kernels on the first start.
+        path=escape.environment_assignment("PATH", f"{PurePosixPath(python).parent}:{_SYSTEM_PATH}"),
+        environment=[escape.environment_assignment(*item) for item in sorted(spec.env.items())],
+    )
+
+
+def _check(spec: UnitSpec) -> None:
+    if not _NAME.fullmatch(spec.service):
+        raise _wrong(f"{spec.service!r} cannot name a service", "use a-z, 0-9 and '-', at most 63")
+    if spec.user is not None and not _USER.fullmatch(spec.user):
+        raise _wrong(f"{spec.user!r} cannot be a user's name", "give --user the name of an account")
+    if spec.user is not None and spec.manager == "user":
+        raise _wrong("a unit of the user manager runs as that user", "leave --user out, or give --system")
+    if any(_SECRET_OPTION.match(argument) for argument in spec.argv):
+        raise _wrong(
+            "an API key stands in the engine's flags, where every user of the machine could read it",
+            "put the line `api-key: ...` into a 0600 YAML file and name it in service.api_key_file",
+        )
+    if not spec.api_key_file and not _is_loopback(spec.host):
+        raise _wrong(
+            f"the service would listen on {spec.host}, where other machines can use it without a key",
+            "set service.api_key_file to a 0600 YAML file with the line `api-key: ...`, or host to 127.0.0.1",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _wrong(message: str, fix: str) -> DeployError:
+    return DeployError(message, fix=fix, exit_code=ExitCode.INVALID_INPUT)
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resource_dir("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - a unit is no HTML; the filters below escape
+    )
+    environment.filters["comment"] = escape.comment
+    environment.filters["setting_path"] = escape.setting_path
+    return environment.get_template("dflash-sglang.service.j2")
