@@ -1,14 +1,55 @@
-"""What a person wants served, as written in ``profiles/services/*.yaml``."""
+"""What a person wants served, as written in ``profiles/services/*.yaml``.
+
+Values are taken as they are written: text that looks like a number stays text, and the other way round.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
-Scalar = bool | int | float | str
-FlagSetting = Scalar | list[int] | list[float] | list[str]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""Text without line breaks or other control characters."""
+
+
+def _one_kind(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    # A union tells one error for each of its members; people want one.
+    try:
+        return validate(value)
+    except ValidationError:
+        raise ValueError("expected true, false, a number, a text, or a list of numbers or of texts") from None
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        path = path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: there is no such home folder") from error
+    if not path.is_absolute():
+        raise ValueError(
+            f"expected a path from the root (/...) or the home folder (~/...), found {str(path)!r}"
+        )
+    return path
+
+
+Scalar = bool | int | float | Line
+FlagSetting = Annotated[Scalar | list[int] | list[float] | list[Line], WrapValidator(_one_kind)]
+
+AbsolutePath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
 FlagName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
 """An engine flag by its full name, without dashes in front."""
@@ -22,36 +63,40 @@ Limited = Literal[
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Model(_Part):
     """The target model.
 
-    ``target`` names a model card (``profiles/models``); ``path`` is what the engine is given (a folder or a
-    hub name) where it is not the card's own.
+    ``target`` is the id of a model card (``profiles/models``), or a folder or hub name, which needs no card.
+    ``path`` is what the engine is given (a folder or a hub name) where it is not the card's own.
     """
 
-    target: str
-    path: str | None = None
-    served_name: str | None = None
-    quantization: str | None = None
+    target: Line
+    path: Line | None = None
+    served_name: Line | None = None
+    quantization: Line | None = None
 
 
 class Speculation(_Part):
-    """How draft tokens are made. ``draft`` names a model card, as ``Model.target`` does."""
+    """How draft tokens are made.
+
+    ``draft`` and ``draft_path`` are to the draft what ``Model.target`` and ``Model.path`` are to the target.
+    A draft inside the target's checkpoint (``mtp``) needs neither.
+    """
 
     method: Literal["none", "ngram", "mtp", "dspark", "dflash"] = "none"
-    draft: str | None = None
-    draft_path: str | None = None
+    draft: Line | None = None
+    draft_path: Line | None = None
 
 
 class Engine(_Part):
     """The engine and the version to write flags for; ``python`` is its interpreter once it is installed."""
 
     name: Literal["sglang"] = "sglang"
-    version: str
-    python: Path | None = None
+    version: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+[0-9A-Za-z.+-]*$")]
+    python: AbsolutePath | None = None
 
 
 class Workload(_Part):
@@ -98,9 +143,9 @@ class Objective(_Part):
 class Range(_Part):
     """Numbers from ``low`` to ``high`` in steps of ``step``."""
 
-    low: float
-    high: float
-    step: float = Field(gt=0)
+    low: int | float
+    high: int | float
+    step: Annotated[int | float, Field(gt=0)]
 
     @model_validator(mode="after")
     def _ordered(self) -> Range:
@@ -112,14 +157,27 @@ class Range(_Part):
 class Choices(_Part):
     """A list of values, ``null`` standing for "leave the flag out"."""
 
-    choices: list[FlagSetting | None] = Field(min_length=1)
+    choices: list[FlagSetting | None] = Field(min_length=1, max_length=200)
+
+
+def _bounds_kind(value: object) -> str:
+    return (
+        "choices"
+        if isinstance(value, Choices) or (isinstance(value, dict) and "choices" in value)
+        else "range"
+    )
+
+
+Bounds = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_bounds_kind)
+]
 
 
 class KnownSetting(_Part):
     """A setting that somebody tuned by hand: tried first, and the mark to beat."""
 
-    name: str
-    source: str
+    name: Line
+    source: Line
     flags: dict[FlagName, FlagSetting]
 
 
@@ -138,25 +196,25 @@ class Service(_Part):
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(pattern=r"^[0-9A-Za-z.:_-]+$")] = "127.0.0.1"
     port: int = Field(default=30000, ge=1, le=65535)
-    api_key_file: Path | None = None
+    api_key_file: AbsolutePath | None = None
     user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] | None = None
 
 
 class Profile(_Part):
     """One service to tune and run."""
 
-    summary: str
-    card: str | None = None
+    summary: Line
+    card: Line | None = None
     model: Model
     speculation: Speculation = Speculation()
     engine: Engine
     workload: Workload
     objective: Objective
     flags: dict[FlagName, FlagSetting] = {}
-    env: dict[EnvName, str] = {}
-    search: dict[FlagName, Range | Choices]
+    env: dict[EnvName, Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]] = {}
+    search: dict[FlagName, Bounds]
     known: list[KnownSetting] = []
     measure: Measure = Measure()
     service: Service
