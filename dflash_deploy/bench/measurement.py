@@ -17,6 +17,7 @@ class RequestResult:
         decode_s: from the first chunk with text to the last.
         total_s: from sending until the stream's end.
         text: what was generated.
+        chunks: chunks that carried text; each holds one token or more.
         error: why the request failed, or None.
     """
 
@@ -27,6 +28,7 @@ class RequestResult:
     decode_s: float
     total_s: float
     text: str
+    chunks: int = 0
     error: str | None = None
 
     @property
@@ -60,6 +62,19 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class RoundFigures:
+    """One measured round in four figures (medians over its users, but for the total).
+
+    Round *n* asks the same questions whatever the server, so two servers are compared round by round.
+    """
+
+    total_tokens_per_s: float
+    user_tokens_per_s: float
+    ttft_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
 class Measurement:
     """The measured rounds of one load level, warm-up left out.
 
@@ -73,6 +88,7 @@ class Measurement:
         accept_length: tokens per verify step including the bonus token, or None without speculation.
         vram_used_mib: highest use of the card's memory seen while measuring, or None without a card.
         faults: what is wrong with the answers (an id and an example), empty where all is well.
+        per_round: the figures of each round, in order.
     """
 
     users: int
@@ -88,3 +104,19 @@ class Measurement:
     vram_used_mib: int | None = None
     vram_total_mib: int | None = None
     faults: tuple[str, ...] = ()
+    per_round: tuple[RoundFigures, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """The server did not get through the load, so there is no figure to trust.
+
+    Attributes:
+        reason: the first error, in words.
+        errors: every error of the round that ended it.
+        completed_rounds: measured rounds that had gone well before.
+    """
+
+    reason: str
+    errors: tuple[str, ...]
+    completed_rounds: int

@@ -1,0 +1,205 @@
+"""One streamed chat request: what is sent, what is timed, and how it can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+from dflash_deploy.bench.measurement import RequestResult
+from dflash_deploy.bench.sse import EventReader, TooLongError
+
+MAX_ANSWER_CHARS = 4 << 20
+_MAX_ERROR_BYTES = 4096
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One question to the server; decoding is greedy and without a thinking phase.
+
+    Attributes:
+        model: name to ask for (SGLang answers to any).
+        prompt: the user's message.
+        max_tokens: tokens to generate at most, and exactly with ``ignore_eos``.
+    """
+
+    model: str
+    prompt: str
+    max_tokens: int
+    ignore_eos: bool = True
+
+    def body(self) -> dict[str, object]:
+        """The JSON of the request."""
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": self.prompt}],
+            "max_tokens": self.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": self.ignore_eos,
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, in seconds of the clock: for any chunk, and for the whole answer."""
+
+    stall_s: float
+    total_s: float
+
+
+class _BrokenStreamError(Exception):
+    """The answer is not what the protocol says; the text is the error as reported."""
+
+
+@dataclass
+class _Answer:
+    """What has come so far."""
+
+    pieces: list[str] = field(default_factory=list)
+    chars: int = 0
+    first: float | None = None
+    last: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    done: bool = False
+
+    def take(self, data: bytes, now: float) -> None:
+        if data == _DONE:
+            self.done = True
+            return
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            raise _BrokenStreamError(f"broken JSON in the stream: {_excerpt(data)}") from None
+        if not isinstance(event, dict):
+            raise _BrokenStreamError(f"an event that is no object: {_excerpt(data)}")
+        if event.get("error"):
+            raise _BrokenStreamError(f"error in the stream: {_excerpt(json.dumps(event['error']).encode())}")
+        text = _text(event)
+        if text:
+            self.first = now if self.first is None else self.first
+            self.last = now
+            self.pieces.append(text)
+            self.chars += len(text)
+            if self.chars > MAX_ANSWER_CHARS:
+                raise _BrokenStreamError("the answer does not end")
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
+            self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
+
+
+async def stream_chat(
+    client: httpx.AsyncClient,
+    base_url: str,
+    request: ChatRequest,
+    *,
+    user: int,
+    patience: Patience,
+    time_scale: float = 1.0,
+) -> RequestResult:
+    """Send one request and time its stream; whatever goes wrong is the result's ``error``.
+
+    Args:
+        client: its limits must allow every user a connection.
+        base_url: root of the server, without ``/v1``.
+        request: what to ask.
+        user: who asks, kept in the result.
+        patience: bounds on waiting.
+        time_scale: server seconds that pass in a second of the clock; times are given in the server's.
+    """
+    answer = _Answer()
+    error: str | None = None
+    begun = time.perf_counter()
+    try:
+        async with asyncio.timeout(patience.total_s):
+            await _read_stream(client, base_url, request, answer, patience.stall_s)
+    except _BrokenStreamError as broken:
+        error = str(broken)
+    except TooLongError as too_long:
+        error = f"broken stream: {too_long}"
+    except TimeoutError:
+        error = f"no end after {patience.total_s * time_scale:.0f} s"
+    except httpx.ReadTimeout:
+        error = f"stalled: nothing came for {patience.stall_s * time_scale:.0f} s"
+    except httpx.ConnectError as failure:
+        error = f"connection refused: {failure}"
+    except httpx.RemoteProtocolError as failure:
+        error = f"stream cut: {failure}"
+    except (httpx.HTTPError, httpx.InvalidURL) as failure:
+        error = f"connection lost: {type(failure).__name__} {failure}".rstrip()
+    ended = time.perf_counter()
+    if error is None:
+        error = _what_is_missing(answer)
+    first = answer.first if answer.first is not None else ended
+    last = answer.last if answer.last is not None else first
+    return RequestResult(
+        user=user,
+        prompt_tokens=answer.prompt_tokens or 0,
+        output_tokens=answer.output_tokens or 0,
+        ttft_s=(first - begun) * time_scale,
+        decode_s=(last - first) * time_scale,
+        total_s=(ended - begun) * time_scale,
+        text="".join(answer.pieces),
+        chunks=len(answer.pieces),
+        error=error,
+    )
+
+
+async def _read_stream(
+    client: httpx.AsyncClient, base_url: str, request: ChatRequest, answer: _Answer, stall_s: float
+) -> None:
+    timeout = httpx.Timeout(stall_s, connect=min(stall_s, 10.0))
+    url = f"{base_url}/v1/chat/completions"
+    async with client.stream("POST", url, json=request.body(), timeout=timeout) as response:
+        if response.status_code != httpx.codes.OK:
+            raise _BrokenStreamError(f"HTTP {response.status_code}: {await _error_text(response)}")
+        reader = EventReader()
+        async for piece in response.aiter_bytes():
+            now = time.perf_counter()
+            for data in reader.feed(piece):
+                answer.take(data, now)
+
+
+async def _error_text(response: httpx.Response) -> str:
+    body = b""
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) >= _MAX_ERROR_BYTES:
+            break
+    return _excerpt(body)
+
+
+def _text(event: dict[str, object]) -> str:
+    choices = event.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return ""
+    delta = choices[0].get("delta")
+    if not isinstance(delta, dict):
+        return ""
+    parts = (delta.get("reasoning_content"), delta.get("content"))
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _count(value: object, before: int | None) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else before
+
+
+def _what_is_missing(answer: _Answer) -> str | None:
+    if not answer.done:
+        return "stream cut: it ended without [DONE]"
+    if answer.output_tokens is None:
+        return "no usage in the stream, so tokens cannot be counted"
+    return None
+
+
+def _excerpt(body: bytes, length: int = 200) -> str:
+    text = " ".join(body[: 4 * length].decode(errors="replace").split())
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,226 @@
+"""Load one running server with N users at once, and say what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from dflash_deploy.bench.chat import ChatRequest, Patience, stream_chat
+from dflash_deploy.bench.faults import find_faults
+from dflash_deploy.bench.measurement import (
+    Measurement,
+    NotMeasured,
+    RequestResult,
+    Round,
+    RoundFigures,
+    Spread,
+)
+
+DEFAULT_STALL_S = 120.0
+"""Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""
+
+_VRAM_EVERY_S = 0.25
+_LEAST_PATIENCE_S = 10.0
+"""Bounds on waiting never get shorter than this by the clock, however fast the simulation runs."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    base_url: str
+    model: str
+    users: int
+    prompts: Sequence[str]
+    output_tokens: int
+    ignore_eos: bool
+    salt: str | None
+    patience: Patience
+    time_scale: float
+
+    async def play(self, client: httpx.AsyncClient, name: str, number: int) -> Round:
+        begun = time.perf_counter()
+        results = await asyncio.gather(*(self._ask(client, name, number, user) for user in range(self.users)))
+        return Round(tuple(results), (time.perf_counter() - begun) * self.time_scale)
+
+    async def _ask(self, client: httpx.AsyncClient, name: str, number: int, user: int) -> RequestResult:
+        prompt = self.prompts[(number * self.users + user) % len(self.prompts)]
+        if self.salt is not None:
+            # In front, because a prefix cache matches from the first token on.
+            prompt = f"[{self.salt}-{name}{number}-{user}] {prompt}"
+        request = ChatRequest(self.model, prompt, self.output_tokens, self.ignore_eos)
+        return await stream_chat(
+            client, self.base_url, request, user=user, patience=self.patience, time_scale=self.time_scale
+        )
+
+
+def measure(
+    base_url: str,
+    *,
+    users: int,
+    prompts: Sequence[str],
+    output_tokens: int,
+    rounds: int,
+    warm_up: int,
+    time_scale: float = 1.0,
+    vram: Callable[[], int | None] | None = None,
+    vram_total_mib: int | None = None,
+    accept_length: Callable[[], float | None] | None = None,
+    timeout_s: float,
+    stall_s: float = DEFAULT_STALL_S,
+    model: str = "default",
+    ignore_eos: bool = True,
+    check_output: bool = True,
+    salt: str | None = "",
+    on_round: Callable[[str], None] | None = None,
+) -> Measurement | NotMeasured:
+    """Run the warm-up rounds and the measured rounds of one load level.
+
+    Args:
+        base_url: root of a server with OpenAI's chat interface, without ``/v1``.
+        users: requests at once in each round.
+        prompts: asked in turn, again from the first in the first measured round.
+        output_tokens: tokens of each answer.
+        rounds: measured rounds.
+        warm_up: rounds before them that count for ``cold_ttft_s`` alone; at least one.
+        time_scale: server seconds that pass in a second of the clock.
+        vram: the card's memory in use now, in MiB; asked every quarter of a second from a thread.
+        vram_total_mib: the card's memory, kept in the result.
+        accept_length: the server's own figure, asked once after the last round.
+        timeout_s: bound on one answer, in server seconds.
+        stall_s: bound on the wait for any chunk, in server seconds.
+        model: name to ask for.
+        ignore_eos: generate exactly ``output_tokens`` whatever the model wants.
+        check_output: look at the text of the answers; off for a model whose text means nothing.
+        salt: starts every prompt, with round and user, so that no cache can help; the empty default
+            makes a random one, None adds nothing.
+        on_round: told what is going on, in a few words.
+    """
+    if min(users, rounds, warm_up, output_tokens, len(prompts)) < 1:
+        raise ValueError("users, rounds, warm_up, output_tokens and prompts are one or more")
+    load = _Load(
+        base_url=base_url,
+        model=model,
+        users=users,
+        prompts=prompts,
+        output_tokens=output_tokens,
+        ignore_eos=ignore_eos,
+        salt=secrets.token_hex(4) if salt == "" else salt,
+        patience=Patience(
+            stall_s=max(stall_s / time_scale, _LEAST_PATIENCE_S),
+            total_s=max(timeout_s / time_scale, _LEAST_PATIENCE_S),
+        ),
+        time_scale=time_scale,
+    )
+    peak = _Peak(vram)
+    played = asyncio.run(_play_all(load, rounds, warm_up, peak, on_round or (lambda _: None)))
+    if isinstance(played, NotMeasured):
+        return played
+    cold, measured = played
+    requests = [request for one in measured for request in one.requests]
+    return Measurement(
+        users=users,
+        rounds=rounds,
+        total_tokens_per_s=_spread([one.total_tokens_per_s for one in measured]),
+        user_tokens_per_s=_spread([_speed(request) for request in requests]),
+        ttft_s=_spread([request.ttft_s for request in requests]),
+        latency_s=_spread([request.total_s for request in requests]),
+        ttft_p95_s=_percentile([request.ttft_s for request in requests], 0.95),
+        cold_ttft_s=statistics.median(request.ttft_s for request in cold.requests),
+        output_tokens=sum(request.output_tokens for request in requests),
+        accept_length=accept_length() if accept_length else None,
+        vram_used_mib=peak.mib,
+        vram_total_mib=vram_total_mib,
+        faults=find_faults(requests, output_tokens if ignore_eos else None, read_text=check_output),
+        per_round=tuple(_figures(one) for one in measured),
+    )
+
+
+class _Peak:
+    """The highest reading of a gauge that may have nothing to say."""
+
+    def __init__(self, read: Callable[[], int | None] | None) -> None:
+        self._read = read
+        self.mib: int | None = None
+
+    async def watch(self) -> None:
+        while self._read is not None:
+            await self.look()
+            await asyncio.sleep(_VRAM_EVERY_S)
+
+    async def look(self) -> None:
+        if self._read is not None:
+            # A reading may take the driver a while, and streams are being timed meanwhile.
+            reading = await asyncio.to_thread(self._read)
+            self.mib = max(filter(None, (self.mib, reading)), default=None)
+
+
+async def _play_all(
+    load: _Load, rounds: int, warm_up: int, peak: _Peak, tell: Callable[[str], None]
+) -> tuple[Round, list[Round]] | NotMeasured:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.users)
+    # No proxy of the environment stands between a person and their own card.
+    async with httpx.AsyncClient(limits=limits, trust_env=False) as client:
+        watch = asyncio.create_task(peak.watch())
+        try:
+            cold: Round | None = None
+            for number in range(warm_up):
+                tell(f"warm-up round {number + 1}/{warm_up}")
+                played = await load.play(client, "w", number)
+                if failure := _failure(played, 0):
+                    return failure
+                cold = cold or played
+            measured: list[Round] = []
+            for number in range(rounds):
+                tell(f"round {number + 1}/{rounds}")
+                played = await load.play(client, "r", number)
+                if failure := _failure(played, len(measured)):
+                    return failure
+                measured.append(played)
+            await peak.look()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+    assert cold is not None  # noqa: S101  (warm_up is one or more)
+    return cold, measured
+
+
+def _failure(played: Round, completed: int) -> NotMeasured | None:
+    errors = [f"user {request.user}: {request.error}" for request in played.requests if request.error]
+    untimed = [
+        f"user {request.user}: {request.output_tokens} tokens in one chunk: no decode speed to tell"
+        for request in played.requests
+        if not request.error and request.decode_tokens_per_s is None and request.text
+    ]
+    found = tuple(errors or untimed)
+    return NotMeasured(found[0], found, completed) if found else None
+
+
+def _speed(request: RequestResult) -> float:
+    return request.decode_tokens_per_s or 0.0
+
+
+def _figures(one: Round) -> RoundFigures:
+    return RoundFigures(
+        total_tokens_per_s=one.total_tokens_per_s,
+        user_tokens_per_s=statistics.median(_speed(request) for request in one.requests),
+        ttft_s=statistics.median(request.ttft_s for request in one.requests),
+        latency_s=statistics.median(request.total_s for request in one.requests),
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """The value at ``share`` of the way through the sorted values, between neighbours in proportion."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

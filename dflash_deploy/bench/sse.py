@@ -1,0 +1,44 @@
+"""Server-sent events, read piece by piece as they come off a socket, with a bound on what is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+MAX_EVENT_BYTES = 1 << 20
+"""Longest line and longest event that is read; a chunk of a chat answer is a few hundred bytes."""
+
+
+class TooLongError(ValueError):
+    """A line or an event went over ``MAX_EVENT_BYTES``."""
+
+
+class EventReader:
+    """Turns bytes into the ``data`` of events; other fields and comments are skipped."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Data of every event that ``piece`` completes, lines joined by newlines.
+
+        Raises:
+            TooLongError: what has come so far cannot be an honest event.
+        """
+        lines = (self._tail + piece).split(b"\n")
+        self._tail = lines.pop()
+        if len(self._tail) > MAX_EVENT_BYTES:
+            raise TooLongError("a line without an end")
+        for ended in lines:
+            line = ended.removesuffix(b"\r")
+            if not line:
+                if self._data:
+                    yield b"\n".join(self._data)
+                    self._data, self._size = [], 0
+            elif line.startswith(b"data:"):
+                value = line[5:].removeprefix(b" ")
+                self._size += len(value)
+                if self._size > MAX_EVENT_BYTES:
+                    raise TooLongError("an event without an end")
+                self._data.append(value)

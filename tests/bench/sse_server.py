@@ -1,0 +1,127 @@
+"""A chat server written on raw sockets, with a token schedule known to the test and bad manners on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Script:
+    """How each request is answered: text pieces at given waits, then usage, then the end."""
+
+    pieces: tuple[str, ...] = ("one two ", "three ", "four ", "five")
+    first_wait_s: float = 0.0
+    wait_s: float = 0.0
+    usage: dict[str, int] | None = field(default_factory=lambda: {"prompt_tokens": 7, "completion_tokens": 9})
+    status: str = "200 OK"
+    body: bytes | None = None
+    cut_after: int | None = None
+    stall_after: int | None = None
+    raw: bytes | None = None
+    done: bool = True
+    answer_of: Callable[[int], tuple[str, ...]] | None = None
+
+
+@dataclass
+class Seen:
+    """What the server was asked, and how many it served at once."""
+
+    bodies: list[dict] = field(default_factory=list)
+    now: int = 0
+    most: int = 0
+    connections: int = 0
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[tuple[str, Seen]]:
+    """Run the server in a thread; yields its root address and what it has seen."""
+    seen = Seen()
+    loop = asyncio.new_event_loop()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(
+                    next(x for x in head.lower().split(b"\r\n") if b"content-length" in x).split(b":")[1]
+                )
+                seen.bodies.append(json.loads(await reader.readexactly(length)))
+                seen.now += 1
+                seen.most = max(seen.most, seen.now)
+                try:
+                    await _play(script, len(seen.bodies) - 1, writer)
+                finally:
+                    seen.now -= 1
+                if writer.is_closing():
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0))
+    port = server.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}", seen
+    finally:
+
+        async def end() -> None:
+            server.close()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> None:
+    if script.body is not None:
+        writer.write(
+            f"HTTP/1.1 {script.status}\r\ncontent-length: {len(script.body)}\r\n\r\n".encode() + script.body
+        )
+        await writer.drain()
+        return
+    writer.write(
+        f"HTTP/1.1 {script.status}\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    )
+    if script.raw is not None:
+        await _chunk(writer, script.raw)
+    await _event(writer, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+    await asyncio.sleep(script.first_wait_s)
+    pieces = script.answer_of(number) if script.answer_of else script.pieces
+    for place, piece in enumerate(pieces):
+        if place == script.cut_after:
+            writer.transport.abort()
+            return
+        if place == script.stall_after:
+            await asyncio.sleep(3600)
+        if place:
+            await asyncio.sleep(script.wait_s)
+        await _event(writer, {"choices": [{"index": 0, "delta": {"content": piece}}]})
+    if script.usage is not None:
+        await _event(writer, {"choices": [], "usage": script.usage})
+    if script.done:
+        await _chunk(writer, b"data: [DONE]\n\n")
+    writer.write(b"0\r\n\r\n")
+    await writer.drain()
+
+
+async def _event(writer: asyncio.StreamWriter, event: dict) -> None:
+    await _chunk(writer, b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+async def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+    await writer.drain()

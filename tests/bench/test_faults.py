@@ -1,0 +1,104 @@
+import random
+import string
+
+import pytest
+
+from dflash_deploy.bench.faults import find_faults
+from dflash_deploy.bench.measurement import RequestResult
+from dflash_deploy.bench.prompts import prompts_by_task
+
+GOOD = (
+    "The first radiator to bleed is the lowest one, because air rises and collects in the pipes above it. "
+    "Turn the key a quarter of the way and wait for the hissing to stop; a cloth below the valve catches the "
+    "drops. When water comes in an even stream, close the valve again and read the pressure at the boiler. It "
+    "should stand between one and two bar. If it has fallen, open the filling loop slowly and let it climb."
+)
+CODE = "\n".join(
+    f"def step_{name}(state: dict[str, int]) -> int:\n    state['{name}'] += {n}\n    return state['{name}'] * {n}\n"
+    for n, name in enumerate(["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"])
+)
+TABLE = "\n".join(f"| {n} | {n * n} | {n**3 - 7 * n + 1} | row number {n} of the table |" for n in range(40))
+CHINESE = (
+    "清晨四點半，市場的鐵門一扇一扇拉起，老婦人把豆腐一板一板擺上攤位，水氣在燈泡底下浮成一層薄霧。她認得每一雙腳步聲，"
+    "誰家的媳婦、誰家的孫子，還沒走近她就先切好一塊嫩的放進袋子。隔壁魚販敲著冰塊，對面菜攤的阿伯正為蔥價與人爭得面紅耳赤，"
+    "而她只是笑，說豆腐不爭，豆腐軟，軟的東西最耐得住日子。天亮之後人潮湧進來，叫賣聲此起彼落，硬幣落在鐵盒裡叮叮噹噹，"
+    "像一場沒有指揮的合奏。等到太陽爬過屋簷，她才坐下來喝第一口茶，看著空了一半的木板，想起母親當年也是這樣坐著。"
+)
+
+
+def answer(text, tokens=None, chunks=1):
+    return RequestResult(
+        user=0,
+        prompt_tokens=10,
+        output_tokens=len(text) // 4 if tokens is None else tokens,
+        ttft_s=0.1,
+        decode_s=1.0,
+        total_s=1.1,
+        text=text,
+        chunks=chunks,
+    )
+
+
+def ids(text, max_tokens=None, **given):
+    return [fault.split(":")[0] for fault in find_faults([answer(text, **given)], max_tokens)]
+
+
+@pytest.mark.parametrize("text", [GOOD, CODE, TABLE, CHINESE, GOOD + CHINESE, "Yes.", GOOD + " λ = α + β"])
+def test_good_text_raises_nothing(text):
+    assert not ids(text)
+
+
+def test_our_own_questions_raise_nothing():
+    for prompts in prompts_by_task().values():
+        for prompt in prompts:
+            assert not ids(prompt)
+
+
+def test_empty():
+    assert ids("  \n ", tokens=9) == ["empty"]
+
+
+def test_counts_against_what_was_asked_and_against_chunks():
+    assert ids(GOOD, max_tokens=64, tokens=63) == ["wrong-count"]
+    assert ids(GOOD, tokens=80, chunks=81) == ["wrong-count"]
+    assert not ids(GOOD, max_tokens=80, tokens=80, chunks=30)
+
+
+def test_unreadable_characters():
+    assert ids(GOOD[:150] + "\ufffd" * 12) == ["mojibake"]
+    assert ids("\x00\x01\x02 and so on, for a while") == ["mojibake"]
+    # One cut character at the end of an answer of fixed length is no fault.
+    assert not ids(GOOD + "\ufffd")
+
+
+@pytest.mark.parametrize(
+    "loop", ["!" * 900, "the same thing again, " * 60, GOOD[:90] + "and on and on " * 80]
+)
+def test_loops(loop):
+    assert "repetition" in ids(loop)
+
+
+def test_a_mixture_of_many_scripts():
+    chance = random.Random(3)
+    letters = string.ascii_letters + "абвгдежзи" + "ابتثجح" + "甲乙丙丁" + "กขคงจ" + "אבגדה"
+    assert "mixed-scripts" in ids("".join(chance.choice(letters) for _ in range(600)))
+
+
+def test_text_absurdly_long_or_short_for_its_tokens():
+    assert ids(GOOD, tokens=4) == ["length"]
+    assert ids(GOOD, tokens=9000) == ["length"]
+
+
+def test_one_text_for_every_question():
+    faults = find_faults([answer(GOOD), answer(GOOD)], None)
+    assert [fault.split(":")[0] for fault in faults] == ["same-answer"]
+
+
+def test_meaningless_text_is_let_pass_but_its_counts_are_not():
+    assert not find_faults([answer("!" * 900, tokens=64)], 64, read_text=False)
+    assert find_faults([answer("!" * 900, tokens=64)], 65, read_text=False)
+
+
+def test_a_fault_tells_how_many_and_an_example():
+    faults = find_faults([answer(GOOD), answer("!" * 900)], None)
+    assert faults == (f"repetition: 1 of 2 answers, for example … {'!' * 59!r}".replace("!'", "!…'"),)
