@@ -94,7 +94,8 @@ async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> No
         await writer.drain()
         return
     writer.write(
-        f"HTTP/1.1 {script.status}\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        f"HTTP/1.1 {script.status}\r\ncontent-type: text/event-stream\r\n".encode()
+        + b"transfer-encoding: chunked\r\n\r\n"
     )
     if script.raw is not None:
         await _chunk(writer, script.raw)

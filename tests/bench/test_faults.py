@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 import random
 import string
 
@@ -10,11 +11,12 @@ from dflash_deploy.bench.prompts import prompts_by_task
 GOOD = (
     "The first radiator to bleed is the lowest one, because air rises and collects in the pipes above it. "
     "Turn the key a quarter of the way and wait for the hissing to stop; a cloth below the valve catches the "
-    "drops. When water comes in an even stream, close the valve again and read the pressure at the boiler. It "
-    "should stand between one and two bar. If it has fallen, open the filling loop slowly and let it climb."
+    "drops. When water comes in an even stream, close the valve again and read the pressure at the boiler. "
+    "It should stand between one and two bar. If it has fallen, open the filling loop slowly and let it climb."
 )
 CODE = "\n".join(
-    f"def step_{name}(state: dict[str, int]) -> int:\n    state['{name}'] += {n}\n    return state['{name}'] * {n}\n"
+    f"def step_{name}(state: dict[str, int]) -> int:\n"
+    f"    state['{name}'] += {n}\n    return state['{name}'] * {n}\n"
     for n, name in enumerate(["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"])
 )
 TABLE = "\n".join(f"| {n} | {n * n} | {n**3 - 7 * n + 1} | row number {n} of the table |" for n in range(40))
@@ -79,7 +81,7 @@ def test_loops(loop):
 
 
 def test_a_mixture_of_many_scripts():
-    chance = random.Random(3)
+    chance = random.Random(3)  # noqa: S311
     letters = string.ascii_letters + "абвгдежзи" + "ابتثجح" + "甲乙丙丁" + "กขคงจ" + "אבגדה"
     assert "mixed-scripts" in ids("".join(chance.choice(letters) for _ in range(600)))
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def test_events_come_out_whole_however_the_bytes_are_cut(events, cuts, crlf):
     stream = b"".join(b": comment" + end + b"event: x" + end + b"data: " + e + end + end for e in events)
     places = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
     reader = EventReader()
-    pieces = [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [stream[a:b] for a, b in pairwise(places)]
     assert [data for piece in pieces for data in reader.feed(piece)] == events
 
 
