@@ -12,7 +12,7 @@ GOOD = (
     "The first radiator to bleed is the lowest one, because air rises and collects in the pipes above it. "
     "Turn the key a quarter of the way and wait for the hissing to stop; a cloth below the valve catches the "
     "drops. When water comes in an even stream, close the valve again and read the pressure at the boiler. "
-    "It should stand between one and two bar. If it has fallen, open the filling loop slowly and let it climb."
+    "It should stand between one and two bar; if it has fallen, open the filling loop slowly and wait."
 )
 CODE = "\n".join(
     f"def step_{name}(state: dict[str, int]) -> int:\n"

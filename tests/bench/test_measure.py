@@ -25,16 +25,15 @@ def run(url, **given):
 
 
 def test_figures_follow_the_schedule_and_tokens_come_from_usage():
-    # Nine tokens in four chunks: 0.4 s to the first, then 0.3 s to the last.
-    with serving(Script(first_wait_s=0.4, wait_s=0.1)) as (url, _):
+    # Nine tokens in four chunks: 0.4 s to the first, then 0.6 s to the last. A busy machine delays any of
+    # them, so the bounds are wide, but not as wide as from tokens to chunks.
+    with serving(Script(first_wait_s=0.4, wait_s=0.2)) as (url, _):
         result = run(url)
     assert isinstance(result, Measurement)
-    # Waits can only be longer than scheduled, by what the machine is busy with.
-    assert result.ttft_s.low >= 0.4
-    assert result.user_tokens_per_s.high <= 8 / 0.3 * 1.01
-    assert result.user_tokens_per_s.median > 8 / 0.3 / 3
-    assert result.latency_s.low >= 0.7
-    assert result.total_tokens_per_s.high <= 9 / 0.7
+    assert 0.4 <= result.ttft_s.low
+    assert 8 / 1.2 < result.user_tokens_per_s.median < 8 / 0.3
+    assert result.latency_s.low >= 1.0
+    assert result.total_tokens_per_s.high <= 9 / 1.0
     assert result.output_tokens == 18
     assert not result.faults
     assert len(result.per_round) == 2
@@ -44,7 +43,7 @@ def test_times_are_given_in_the_servers_own_time():
     with serving(Script(first_wait_s=0.1, wait_s=0.02)) as (url, _):
         result = run(url, time_scale=50)
     assert result.ttft_s.low >= 5
-    assert result.user_tokens_per_s.high <= 8 / 3 * 1.01
+    assert result.latency_s.low >= 8
 
 
 def test_all_users_are_served_at_once_and_warm_up_is_left_out():
