@@ -1,0 +1,105 @@
+"""TCP ports: is one free, who holds it, which one could be had."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import suppress
+
+import psutil
+
+from dflash_deploy.errors import DeployError, ExitCode
+
+
+def require_free(host: str, port: int) -> None:
+    """Make sure that a server could listen on ``host:port``.
+
+    An engine that finds its port taken may find it only after loading the model, and then hang for ever.
+
+    Raises:
+        DeployError: the port is taken (with its holder where that can be seen), not permitted, or the address
+            is not one of this machine.
+    """
+    error = _bind_error(host, port)
+    if error is None:
+        return
+    match error.errno:
+        case errno.EADDRINUSE:
+            pid, holder = _holder(port)
+            raise DeployError(
+                f"port {port} on {host} is taken by {holder}",
+                fix=(f"end process {pid}, or choose" if pid else "choose")
+                + " another port in the profile's service settings",
+                exit_code=ExitCode.UNAVAILABLE,
+            )
+        case errno.EACCES:
+            raise DeployError(
+                f"port {port} may not be used: ports below 1024 are for root",
+                fix="choose a port above 1023 in the profile's service settings",
+                exit_code=ExitCode.UNAVAILABLE,
+            )
+        case _:
+            raise DeployError(
+                f"a server cannot listen on {host}, port {port}: {error.strerror or error}",
+                fix="use an address of this machine, such as 127.0.0.1, and a port from 1 to 65535",
+                exit_code=ExitCode.UNAVAILABLE,
+            )
+
+
+def free_port(host: str) -> int:
+    """A port that is free on ``host`` now. Nothing keeps it free.
+
+    Raises:
+        DeployError: the address is not one of this machine.
+    """
+    try:
+        family, address = _resolve(host, 0)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise DeployError(
+            f"a server cannot listen on {host}: {error.strerror or error}",
+            fix="use an address of this machine, such as 127.0.0.1 or 0.0.0.0",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
+
+
+def holder_of(host: str, port: int) -> str | None:
+    """Who keeps a server from listening on ``host:port``, in words; None if nobody does."""
+    error = _bind_error(host, port)
+    return _holder(port)[1] if error is not None and error.errno == errno.EADDRINUSE else None
+
+
+def _bind_error(host: str, port: int) -> OSError | None:
+    try:
+        family, address = _resolve(host, port)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As servers do: connections that are still closing do not count, a listener does.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        return error
+    except OverflowError:
+        return OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return None
+
+
+def _resolve(
+    host: str, port: int
+) -> tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]:
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return family, address  # type: ignore[return-value]  # typeshed also allows a packet socket's address
+
+
+def _holder(port: int) -> tuple[int | None, str]:
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections(kind="tcp"):
+            pid, listens = connection.pid, connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr and connection.laddr[1] == port and pid is not None:
+                return pid, f"process {pid} ({psutil.Process(pid).name()})"
+    return None, "a process of another user (its name cannot be seen from here)"
