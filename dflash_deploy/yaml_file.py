@@ -41,7 +41,7 @@ YamlValue = None | bool | int | float | str | list["YamlValue"] | dict[str, "Yam
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Origin:
     """Where a value was written; ``line`` and ``column`` count from one, zero where there are none."""
 
@@ -319,7 +319,7 @@ def _problems(document: Document, schema: type[BaseModel], error: ValidationErro
     for detail in error.errors(include_url=False):
         key = _real_path(document.value, detail["loc"])
         problems.setdefault(key, document.problem(key, _message(detail, key, schema)))
-    return sorted(problems.values(), key=lambda problem: (problem.origin.source, problem.origin.line))
+    return sorted(problems.values(), key=lambda problem: problem.origin)
 
 
 def _real_path(value: YamlValue, location: tuple[int | str, ...]) -> KeyPath:
@@ -354,8 +354,6 @@ def _message(detail: ErrorDetails, key: KeyPath, schema: type[BaseModel]) -> str
             return f"expected one of {', '.join(choices)}, found {describe(word)}{nearest(word, choices)}"
         case "value_error":
             return str(detail.get("ctx", {}).get("error", detail["msg"]))
-        case "string_pattern_mismatch":
-            return f"found {found}, which does not look like {detail.get('ctx', {}).get('pattern')}"
         case kind if kind in _EXPECTED:
             return f"expected {_EXPECTED[kind]}, found {found}"
         case _:

@@ -5,8 +5,9 @@ Values are taken as they are written: text that looks like a number stays text, 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    StringConstraints,
     Tag,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -22,8 +22,25 @@ from pydantic import (
     model_validator,
 )
 
-Line = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""Text without line breaks or other control characters."""
+from dflash_deploy.yaml_file import describe
+
+if TYPE_CHECKING:
+    from dflash_deploy.engine.launch import FlagValue
+
+
+def _like(pattern: str, words: str) -> AfterValidator:
+    """A text of this form, told in words where it is not."""
+    form = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not form.fullmatch(text):
+            raise ValueError(f"expected {words}, found {describe(text)}")
+        return text
+
+    return AfterValidator(check)
+
+
+Line = Annotated[str, _like(r"[^\x00-\x1f\x7f]{1,4096}", "text of one line")]
 
 
 def _one_kind(value: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -31,7 +48,10 @@ def _one_kind(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     try:
         return validate(value)
     except ValidationError:
-        raise ValueError("expected true, false, a number, a text, or a list of numbers or of texts") from None
+        raise ValueError(
+            "expected true, false, a number, text of one line, or a list of numbers or of texts, "
+            f"found {describe(value)}"
+        ) from None
 
 
 def _absolute(path: Path) -> Path:
@@ -49,12 +69,26 @@ def _absolute(path: Path) -> Path:
 Scalar = bool | int | float | Line
 FlagSetting = Annotated[Scalar | list[int] | list[float] | list[Line], WrapValidator(_one_kind)]
 
+
+def flag_value(setting: FlagSetting) -> FlagValue:
+    """A setting as the engine's commands take it: lists as tuples."""
+    if isinstance(setting, list):
+        # A list holds one kind of item, and so does the tuple.
+        return cast("FlagValue", tuple(setting))
+    return setting
+
+
 AbsolutePath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
-FlagName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
-"""An engine flag by its full name, without dashes in front."""
+FlagName = Annotated[
+    str,
+    _like(
+        r"[a-z][a-z0-9]*(-[a-z0-9]+)*", "a flag's full name without dashes in front, as mem-fraction-static"
+    ),
+]
 
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvName = Annotated[str, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
+EnvValue = Annotated[str, _like(r"[^\x00-\x1f\x7f]{0,4096}", "text of one line")]
 
 Goal = Literal["total_tokens_per_s", "user_tokens_per_s", "latency_s", "context_tokens"]
 Limited = Literal[
@@ -95,7 +129,7 @@ class Engine(_Part):
     """The engine and the version to write flags for; ``python`` is its interpreter once it is installed."""
 
     name: Literal["sglang"] = "sglang"
-    version: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+[0-9A-Za-z.+-]*$")]
+    version: Annotated[str, _like(r"[0-9]+(\.[0-9]+)+[0-9A-Za-z.+-]{0,40}", "a version such as 0.5.23")]
     python: AbsolutePath | None = None
 
 
@@ -195,11 +229,11 @@ class Service(_Part):
     it without the key ever standing in a command line. An address that others can reach demands it.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-    host: Annotated[str, Field(pattern=r"^[0-9A-Za-z.:_-]+$")] = "127.0.0.1"
+    name: Annotated[str, _like(r"[a-z0-9][a-z0-9-]{0,62}", "lower-case letters, digits and dashes")]
+    host: Annotated[str, _like(r"[0-9A-Za-z.:_-]{1,253}", "an address or host name")] = "127.0.0.1"
     port: int = Field(default=30000, ge=1, le=65535)
     api_key_file: AbsolutePath | None = None
-    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] | None = None
+    user: Annotated[str, _like(r"[a-z_][a-z0-9_-]{0,31}", "a user's name")] | None = None
 
 
 class Profile(_Part):
@@ -213,7 +247,7 @@ class Profile(_Part):
     workload: Workload
     objective: Objective
     flags: dict[FlagName, FlagSetting] = {}
-    env: dict[EnvName, Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]] = {}
+    env: dict[EnvName, EnvValue] = {}
     search: dict[FlagName, Bounds]
     known: list[KnownSetting] = []
     measure: Measure = Measure()

@@ -1,0 +1,108 @@
+"""One document laid over another.
+
+Keys with values are merged key by key; anything else is replaced; ``null`` takes a key out. In ``search``, a
+list of choices and a range replace each other whole. A flag fixed above is no longer searched below, and the
+other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from dflash_deploy import yaml_file
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.yaml_file import Document, KeyPath, Origin, YamlValue
+
+
+def merge(below: Document, above: Document) -> Document:
+    """``above`` laid over ``below``; every value keeps the place where it was written."""
+    if isinstance(above.value, dict):
+        for name, other in (("flags", "search"), ("search", "flags")):
+            decided = above.value.get(name)
+            for flag in decided if isinstance(decided, dict) else ():
+                below = _without(below, (other, flag))
+    value = _merged(below.value, above.value, ())
+    origins: dict[KeyPath, Origin] = {}
+    for key in _paths(value, ()):
+        origins[key] = above.origins[key] if key in above.origins else below.origin(key)
+    return Document(value, origins)
+
+
+def override(document: Document, setting: str) -> Document:
+    """Apply one ``key=value`` from the command line; the value, written as YAML, replaces what was there.
+
+    Raises:
+        DeployError: not of the form ``key=value``, or the value is not YAML.
+    """
+    name, equals, written = setting.partition("=")
+    parts = name.split(".")
+    if not equals or not all(part.strip() == part and part for part in parts):
+        raise DeployError(
+            f"--set {setting[:80]}: expected key=value with a key such as workload.users",
+            exit_code=ExitCode.USAGE,
+        )
+    if len(parts) > yaml_file.MAX_DEPTH:
+        raise DeployError(f"--set {name[:80]}: too many parts in the key", exit_code=ExitCode.USAGE)
+    source = f"--set {name}"
+    key: KeyPath = tuple(parts)
+    given = yaml_file.parse(written, source)
+    value = given.value
+    for part in reversed(parts):
+        value = {part: value}
+    inner = {(*key, *path): Origin(source) for path in given.origins}
+    outer = {key[:depth]: Origin(source) for depth in range(1, len(key))}
+    return merge(_without(document, key), Document(value, outer | inner))
+
+
+def without_items(document: Document, key: str, indexes: Container[int]) -> Document:
+    """The document less these items of the list at ``key``."""
+    items = document.value.get(key) if isinstance(document.value, dict) else None
+    if not isinstance(document.value, dict) or not isinstance(items, list):
+        return document
+    kept = [index for index in range(len(items)) if index not in indexes]
+    value = document.value | {key: [items[index] for index in kept]}
+    moved = {old: new for new, old in enumerate(kept)}
+    origins: dict[KeyPath, Origin] = {}
+    for path, origin in document.origins.items():
+        if len(path) < 2 or path[0] != key:
+            origins[path] = origin
+        elif isinstance(path[1], int) and path[1] in moved:
+            origins[(key, moved[path[1]], *path[2:])] = origin
+    return Document(value, origins)
+
+
+def _merged(below: YamlValue, above: YamlValue, key: KeyPath) -> YamlValue:
+    if not isinstance(above, dict) or not isinstance(below, dict):
+        return above
+    if len(key) == 2 and key[0] == "search" and ("choices" in above) != ("choices" in below):
+        return above
+    merged = dict(below)
+    for name, value in above.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(below.get(name), value, (*key, name))
+    return merged
+
+
+def _without(document: Document, key: KeyPath) -> Document:
+    """The document less what stands at ``key``, so that a mapping there is replaced and not merged into."""
+
+    def less(value: YamlValue, rest: KeyPath) -> YamlValue:
+        if not isinstance(value, dict) or rest[0] not in value:
+            return value
+        if len(rest) == 1:
+            return {name: item for name, item in value.items() if name != rest[0]}
+        return {name: less(item, rest[1:]) if name == rest[0] else item for name, item in value.items()}
+
+    return Document(less(document.value, key), document.origins)
+
+
+def _paths(value: YamlValue, key: KeyPath) -> Iterator[KeyPath]:
+    yield key
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _paths(item, (*key, name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _paths(item, (*key, index))
