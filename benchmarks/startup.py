@@ -31,7 +31,8 @@ def main() -> None:
     print(f"machine: {platform.machine()}, Python {platform.python_version()}, {runs} runs each")
     for name, taken in (("dflash-deploy --help", help_s), ("bare interpreter", bare_s)):
         print(
-            f"{name:22} median {statistics.median(taken) * 1000:6.1f} ms, slowest {max(taken) * 1000:6.1f} ms (measured)"
+            f"{name:22} median {statistics.median(taken) * 1e3:6.1f} ms, "
+            f"slowest {max(taken) * 1e3:6.1f} ms (measured)"
         )
     print(f"ratio of the medians: {statistics.median(help_s) / statistics.median(bare_s):.1f}")
 
