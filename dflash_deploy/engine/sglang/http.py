@@ -1,0 +1,209 @@
+"""The HTTP interface of a running SGLang, asked briefly and read with care.
+
+Every call answers within ``timeout_s`` and reads a bounded amount; a server that is away, slow or talks nonsense gives
+``None`` or ``False``, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+
+_ANSWER_LIMIT_BYTES = 8 << 20
+_TEXT_LIMIT = 300
+
+
+@dataclass(frozen=True)
+class SimulatorInfo:
+    """What only the simulator tells of itself. VRAM is simulated."""
+
+    card: str
+    seed: int
+    time_scale: float
+    vram_used_mib: float | None
+    vram_total_mib: float | None
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server says of itself while it serves; None where it does not say.
+
+    Attributes:
+        accept_length: tokens a verify step gave on average since the start, the bonus token among them.
+        kv_tokens: tokens the KV pool holds.
+        max_running_requests: requests at once after the engine's own clamping, all ranks together.
+        context_tokens: longest context of one request.
+    """
+
+    version: str | None = None
+    accept_length: float | None = None
+    kv_tokens: int | None = None
+    max_running_requests: int | None = None
+    context_tokens: int | None = None
+    simulator: SimulatorInfo | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One short answer, and what it cost."""
+
+    text: str
+    output_tokens: int | None
+    accept_length: float | None
+
+
+def healthy(base_url: str, *, timeout_s: float, api_key: str | None = None) -> bool:
+    """The server generated a token for its health check; that takes it a second at least."""
+    status, _ = _ask("GET", f"{base_url}/health", timeout_s=timeout_s, api_key=api_key)
+    return status == 200
+
+
+def server_info(base_url: str, *, timeout_s: float, api_key: str | None = None) -> ServerInfo | None:
+    """Ask ``/server_info``, or the name it had before."""
+    deadline = time.monotonic() + timeout_s
+    for path in ("/server_info", "/get_server_info"):
+        left_s = deadline - time.monotonic()
+        status, body = _ask("GET", base_url + path, timeout_s=left_s, api_key=api_key)
+        content = _mapping(_parsed(body)) if status == 200 else None
+        if content is not None:
+            return read_server_info(content)
+        if status != 404:
+            break
+    return None
+
+
+def read_server_info(content: Mapping[str, object]) -> ServerInfo:
+    """Read the body of ``/server_info``, leaving out whatever is not as it should be."""
+    states = content.get("internal_states")
+    ranks = [rank for rank in states if isinstance(rank, dict)] if isinstance(states, list) else []
+    lengths = [length for rank in ranks if (length := _number(rank, "avg_spec_accept_length")) is not None]
+    limits = [limit for rank in ranks if (limit := _whole(rank, "effective_max_running_requests_per_dp"))]
+    first = ranks[0] if ranks else {}
+    return ServerInfo(
+        version=_text(content, "version"),
+        accept_length=sum(lengths) / len(lengths) if lengths else None,
+        kv_tokens=_whole(content, "max_total_num_tokens"),
+        max_running_requests=sum(limits) if limits else _whole(content, "max_running_requests"),
+        context_tokens=_whole(content, "context_length") or _whole(first, "context_length"),
+        simulator=_simulator(content.get("simulator")),
+    )
+
+
+def served_model(base_url: str, *, timeout_s: float, api_key: str | None = None) -> str | None:
+    """Name of the model that is served. Answered before the server is ready."""
+    status, body = _ask("GET", f"{base_url}/v1/models", timeout_s=timeout_s, api_key=api_key)
+    content = _mapping(_parsed(body)) if status == 200 else None
+    models = content.get("data") if content is not None else None
+    first = _mapping(models[0]) if isinstance(models, list) and models else None
+    return _text(first, "id") if first is not None else None
+
+
+def flush_cache(base_url: str, *, timeout_s: float, api_key: str | None = None) -> bool:
+    """Empty the prefix cache; False where requests still run (or nothing answers)."""
+    status, _ = _ask("POST", f"{base_url}/flush_cache", timeout_s=timeout_s, api_key=api_key)
+    return status == 200
+
+
+def generate_once(
+    base_url: str,
+    *,
+    timeout_s: float,
+    prompt: str = "The capital of France is",
+    output_tokens: int = 8,
+    api_key: str | None = None,
+) -> Generation | None:
+    """Let the server answer one short prompt, greedily: the proof that its scheduler lives."""
+    question = {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": output_tokens},
+    }
+    status, body = _ask(
+        "POST", f"{base_url}/generate", timeout_s=timeout_s, api_key=api_key, question=question
+    )
+    content = _mapping(_parsed(body)) if status == 200 else None
+    text = content.get("text") if content is not None else None
+    if content is None or not isinstance(text, str):
+        return None
+    meta = _mapping(content.get("meta_info")) or {}
+    return Generation(text, _whole(meta, "completion_tokens"), _number(meta, "spec_accept_length"))
+
+
+def get_text(base_url: str, path: str, *, timeout_s: float, api_key: str | None = None) -> str | None:
+    """The text at ``path``, ``/metrics`` for one; None unless the server answers 200."""
+    status, body = _ask("GET", base_url + path, timeout_s=timeout_s, api_key=api_key)
+    return body.decode(errors="replace") if status == 200 else None
+
+
+def _ask(
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    api_key: str | None,
+    question: Mapping[str, object] | None = None,
+) -> tuple[int | None, bytes]:
+    """Status and body; no status where the server was not reached, took too long, or sent too much."""
+    if timeout_s <= 0:
+        return None, b""
+    deadline = time.monotonic() + timeout_s
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    body = bytearray()
+    try:
+        # A proxy of the environment is not for servers of our own.
+        with (
+            httpx.Client(timeout=timeout_s, trust_env=False) as client,
+            client.stream(method, url, headers=headers, json=question) as answer,
+        ):
+            for piece in answer.iter_bytes():
+                body += piece
+                if len(body) > _ANSWER_LIMIT_BYTES or time.monotonic() > deadline:
+                    return None, b""
+            return answer.status_code, bytes(body)
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError, ValueError):
+        return None, b""
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        parsed: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return parsed
+
+
+def _mapping(value: object) -> Mapping[str, object] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _number(content: Mapping[str, object], key: str) -> float | None:
+    value = content.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # NaN and infinity are no figures, nor is what no float can hold.
+    return float(value) if -1e15 < value < 1e15 else None
+
+
+def _whole(content: Mapping[str, object], key: str) -> int | None:
+    number = _number(content, key)
+    return int(number) if number is not None and number >= 0 else None
+
+
+def _text(content: Mapping[str, object], key: str) -> str | None:
+    value = content.get(key)
+    return value if isinstance(value, str) and 0 < len(value) <= _TEXT_LIMIT else None
+
+
+def _simulator(value: object) -> SimulatorInfo | None:
+    content = _mapping(value)
+    if content is None:
+        return None
+    card, seed, scale = _text(content, "card"), _whole(content, "seed"), _number(content, "time_scale")
+    if card is None or seed is None or scale is None or scale <= 0:
+        return None
+    return SimulatorInfo(
+        card, seed, scale, _number(content, "vram_used_mib"), _number(content, "vram_total_mib")
+    )
