@@ -20,7 +20,7 @@ _ALGORITHMS = {"ngram": "NGRAM", "mtp": "NEXTN", "dspark": "DSPARK", "dflash": "
 def launch_argv(python: Path, flags: Flags, *, host: str, port: int, table: FlagTable) -> tuple[str, ...]:
     """The whole command, for the SGLang that ``table`` describes.
 
-    ``sglang serve`` starts the same program from 0.5.20 on; the module is what every release has.
+    The module is what every release has; the newest ones warn that ``sglang serve`` will take its place.
 
     Raises:
         DeployError: a flag that this SGLang does not have, or a value that it does not take.

@@ -1,6 +1,6 @@
 """The HTTP interface of a running SGLang, asked briefly and read with care.
 
-Every call answers within ``timeout_s`` and reads a bounded amount; a server that is away, slow or talks nonsense gives
+Every call has a time limit and reads a bounded amount; a server that is away, slow or talks nonsense gives
 ``None`` or ``False``, never an exception.
 """
 
@@ -150,7 +150,10 @@ def _ask(
     if timeout_s <= 0:
         return None, b""
     deadline = time.monotonic() + timeout_s
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # Unpacked, so that a small answer cannot grow past the limit in one piece.
+    headers = {"Accept-Encoding": "identity"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
     body = bytearray()
     try:
         # A proxy of the environment is not for servers of our own.
@@ -158,7 +161,7 @@ def _ask(
             httpx.Client(timeout=timeout_s, trust_env=False) as client,
             client.stream(method, url, headers=headers, json=question) as answer,
         ):
-            for piece in answer.iter_bytes():
+            for piece in answer.iter_raw():
                 body += piece
                 if len(body) > _ANSWER_LIMIT_BYTES or time.monotonic() > deadline:
                     return None, b""

@@ -17,8 +17,7 @@ class Metrics:
     """The figures that this tool looks at; None where the server does not give one.
 
     Usages are shares from 0 to 1. The speculative figures are those of the last window the server logged
-    (``--decode-log-interval`` decode steps), so a short request may not show in them. State slots are those of
-    a hybrid model's recurrent state.
+    (``--decode-log-interval`` decode steps), so a short request may not show in them.
     """
 
     spec_accept_length: float | None = None

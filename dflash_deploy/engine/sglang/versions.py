@@ -82,3 +82,120 @@ def nearest(version: str) -> Nearest:
     following = next((release for release in RELEASES if order(release) >= order(text)), NEWEST)
     release = following if match["dev"] or match["rc"] or not older else older[-1]
     return Nearest(release, f"{text} is not a known release: {release} comes nearest")
+
+
+@dataclass(frozen=True)
+class CardDefaults:
+    """What SGLang takes where flags are left out, by the card's memory.
+
+    Attributes:
+        below_mib: the defaults hold for cards with less memory than this.
+        chunk_tokens: ``--chunked-prefill-size``.
+        decode_bs: ``--cuda-graph-max-bs-decode`` (below four-way tensor parallelism).
+    """
+
+    below_mib: float
+    chunk_tokens: int
+    decode_bs: int
+
+
+@dataclass(frozen=True)
+class VersionFacts:
+    """What a release does, as far as code here depends on it.
+
+    Attributes:
+        release: the release that these are the facts of.
+        dflash2: the class ``DFlash2DraftModel`` is known, so that a DFlash2 draft can be loaded.
+        dspark: the algorithm DSPARK is known.
+        quantized_head_plain_dflash: a plain DFlash draft works with a quantised output head (on one GPU).
+        quantized_head_dflash2: a DFlash2 draft works with a quantised output head.
+        exact_draft_cell: the draft's KV bytes per token come from the draft's own shape; before, the target's
+            shape was taken for each of its layers.
+        charges_padding_slots: sizing charges the padding slot of the state cache and of the verify buffers.
+        decode_bs_follows_requests: a default decode batch size is cut to ``--max-running-requests`` when given.
+        unknown_memory_fraction: ``--mem-fraction-static`` where the card's memory cannot be read.
+        card_defaults: by memory, smallest cards first.
+        ready_endpoint: ``/ready`` answers from flags alone, without generating.
+        startup_timings: the log and ``/server_info`` tell how long the parts of a start took.
+        logs_request_clamp: a request limit cut by the state cache is logged; before, it was cut in silence.
+        reserves_for_images: a model that sees has part of the KV budget reserved, and the log says so.
+        capture_sizes_at_end: captured batch sizes stand in the line that ends a capture, not in its first.
+        parallel_init_lines: ``Init parallel`` and ``Memory baseline taken`` instead of ``Init torch distributed``.
+    """
+
+    release: str
+    dflash2: bool
+    dspark: bool
+    quantized_head_plain_dflash: bool
+    quantized_head_dflash2: bool
+    exact_draft_cell: bool
+    charges_padding_slots: bool
+    decode_bs_follows_requests: bool
+    unknown_memory_fraction: float
+    card_defaults: tuple[CardDefaults, ...]
+    ready_endpoint: bool
+    startup_timings: bool
+    logs_request_clamp: bool
+    reserves_for_images: bool
+    capture_sizes_at_end: bool
+    parallel_init_lines: bool
+
+    def defaults_for(self, memory_mib: float) -> CardDefaults:
+        """The defaults of a card with this much memory."""
+        return next(row for row in self.card_defaults if memory_mib < row.below_mib)
+
+
+_GIB = 1024.0
+_LARGE_CARDS = (
+    CardDefaults(60 * _GIB, 4096, 32),
+    CardDefaults(160 * _GIB, 8192, 256),
+    CardDefaults(float("inf"), 16384, 512),
+)
+_CARDS_TO_0_5_19 = (CardDefaults(20 * _GIB, 2048, 8), CardDefaults(35 * _GIB, 2048, 24), *_LARGE_CARDS)
+_CARDS_FROM_0_5_20 = (CardDefaults(20 * _GIB, 2048, 8), CardDefaults(35 * _GIB, 4096, 48), *_LARGE_CARDS)
+
+
+def facts(version: str) -> VersionFacts:
+    """The facts of a release, or of the known one nearest to ``version``."""
+    release = nearest(version).release
+
+    def since(first: str) -> bool:
+        return order(release) >= order(first)
+
+    return VersionFacts(
+        release=release,
+        dflash2=since("0.5.19"),
+        dspark=since("0.5.16"),
+        quantized_head_plain_dflash=since("0.5.18"),
+        quantized_head_dflash2=since("0.5.19"),
+        exact_draft_cell=since("0.5.18"),
+        charges_padding_slots=since("0.5.17"),
+        decode_bs_follows_requests=since("0.5.22"),
+        unknown_memory_fraction=0.95 if since("0.5.20") else 0.88,
+        card_defaults=_CARDS_FROM_0_5_20 if since("0.5.20") else _CARDS_TO_0_5_19,
+        ready_endpoint=since("0.5.20"),
+        startup_timings=since("0.5.17"),
+        logs_request_clamp=since("0.5.17"),
+        reserves_for_images=since("0.5.18"),
+        capture_sizes_at_end=since("0.5.22"),
+        parallel_init_lines=since("0.5.21"),
+    )
+
+
+def state_slots_per_request(strategy: str, *, radix_cache: bool = True, overlap: bool = True) -> int:
+    """Slots of the recurrent-state cache that each running request takes, the same in every release known.
+
+    Args:
+        strategy: ``--mamba-radix-cache-strategy``. ``auto`` is taken for ``extra_buffer``, which it becomes
+            for the Qwen3.5 family with the Triton linear attention and the overlap schedule on, and for
+            ``no_buffer`` without that schedule.
+        radix_cache: the prefix cache is on (no ``--disable-radix-cache``).
+        overlap: the overlap schedule is on (no ``--disable-overlap-schedule``).
+    """
+    if not radix_cache:
+        return 1
+    if strategy == "auto":
+        strategy = "extra_buffer" if overlap else "no_buffer"
+    if strategy == "no_buffer":
+        return 3
+    return 5 if strategy == "extra_buffer" and overlap else 4
