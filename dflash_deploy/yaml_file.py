@@ -7,6 +7,7 @@ numbers, no ``NaN``, one document, keys are text. Files are untrusted: size, dep
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import stat
@@ -224,8 +225,8 @@ class _Builder:
             if not isinstance(event, ScalarEvent):
                 self._refuse(key, event, "expected a key of plain text")
             name = str(event.value)  # type: ignore[attr-defined]
-            if _UNUSABLE.search(name):
-                self._refuse(key, event, "a key holds characters that no text may hold")
+            if not name.isprintable():
+                self._refuse(key, event, "a key holds control characters")
             here = (*key, name)
             if name in entries:
                 first = self.origins[here]
@@ -244,22 +245,12 @@ class _Builder:
             return ""
         if not event.implicit[0]:
             return text
-        if _NULL.fullmatch(text):
-            return None
-        if _TRUE.fullmatch(text):
-            return True
-        if _FALSE.fullmatch(text):
-            return False
-        if _INTEGER.fullmatch(text):
-            return int(text)
-        if _NOT_FINITE.fullmatch(text) or (_NUMBER.fullmatch(text) and abs(float(text)) == float("inf")):
-            self.problems.append(
-                Problem(key, f"expected a finite number, found {text[:40]}", self._origin(event))
-            )
+        value = _plain(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            message = f"expected a finite number, found {text[:40]}"
+            self.problems.append(Problem(key, message, self._origin(event)))
             return 0
-        if _NUMBER.fullmatch(text):
-            return float(text)
-        return text
+        return value
 
     def _origin(self, event: Event) -> Origin:
         mark = event.start_mark
@@ -267,6 +258,28 @@ class _Builder:
 
     def _refuse(self, key: KeyPath, event: Event, message: str) -> None:
         raise InvalidDocument([*self.problems, Problem(key, message, self._origin(event))])
+
+
+def _plain(text: str) -> bool | int | float | str | None:
+    """What a text without quotes stands for."""
+    if _NULL.fullmatch(text):
+        return None
+    if _TRUE.fullmatch(text):
+        return True
+    if _FALSE.fullmatch(text):
+        return False
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if _NOT_FINITE.fullmatch(text):
+        return math.nan
+    return text
+
+
+def is_plain_text(text: str) -> bool:
+    """Without quotes, ``text`` would not be read as a number, a switch or nothing."""
+    return isinstance(_plain(text), str)
 
 
 def validate(document: Document, schema: type[Schema]) -> Schema:

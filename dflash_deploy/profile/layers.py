@@ -8,6 +8,7 @@ other way round.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 
 from dflash_deploy import yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
@@ -45,7 +46,13 @@ def override(document: Document, setting: str) -> Document:
         raise DeployError(f"--set {name[:80]}: too many parts in the key", exit_code=ExitCode.USAGE)
     source = f"--set {name}"
     key: KeyPath = tuple(parts)
-    given = yaml_file.parse(written, source)
+    try:
+        given = yaml_file.parse(written, source)
+    except yaml_file.InvalidDocument as error:
+        # Lines and columns of a command line help nobody.
+        raise yaml_file.InvalidDocument(
+            replace(problem, key=(), origin=Origin(source)) for problem in error.problems
+        ) from error
     value = given.value
     for part in reversed(parts):
         value = {part: value}

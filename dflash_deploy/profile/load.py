@@ -122,6 +122,20 @@ def user_dir() -> Path:
     return paths.config_dir() / "profiles"
 
 
+def require_name(name: str) -> None:
+    """Make sure that a profile can be called so.
+
+    Raises:
+        DeployError: it cannot.
+    """
+    if not _NAME.fullmatch(name) or name.endswith(_SUFFIXES):
+        raise DeployError(
+            f"{yaml_file.describe(name)} cannot be a profile's name",
+            fix="use letters, digits, dots, dashes and underscores, at most 64, and no file suffix",
+            exit_code=ExitCode.USAGE,
+        )
+
+
 def _shipped_dir() -> Path:
     return resource_dir("profiles") / "services"
 

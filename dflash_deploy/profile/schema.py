@@ -40,7 +40,7 @@ def _like(pattern: str, words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Line = Annotated[str, _like(r"[^\x00-\x1f\x7f]{1,4096}", "text of one line")]
+Line = Annotated[str, _like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,4096}", "text of one line")]
 
 
 def _one_kind(value: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -88,7 +88,7 @@ FlagName = Annotated[
 ]
 
 EnvName = Annotated[str, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
-EnvValue = Annotated[str, _like(r"[^\x00-\x1f\x7f]{0,4096}", "text of one line")]
+EnvValue = Annotated[str, _like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{0,4096}", "text of one line")]
 
 Goal = Literal["total_tokens_per_s", "user_tokens_per_s", "latency_s", "context_tokens"]
 Limited = Literal[
