@@ -1,0 +1,223 @@
+"""Units rendered by us, run by systemd itself, booted in a box (``systemd_box.sh``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from dflash_deploy.deploy import escape
+from dflash_deploy.deploy.unit import UnitSpec, render_unit
+
+_BOX = Path(__file__).with_name("systemd_box.sh")
+_PYTHON = "/usr/bin/python3"
+
+
+def _reason_to_skip() -> str | None:
+    if os.geteuid() != 0:
+        return "booting a systemd box needs root"
+    if not shutil.which("systemd-nspawn"):
+        return "systemd-nspawn is missing (apt-get install systemd-container)"
+    if not Path(_PYTHON).exists():
+        return f"{_PYTHON} is missing"
+    return None
+
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(_reason_to_skip() is not None, reason=str(_reason_to_skip())),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    folder = tmp_path / "box"
+    folder.mkdir()
+    # Services in the box run as users of their own.
+    folder.chmod(0o755)
+    return folder
+
+
+def boot(folder: Path, script: str) -> str:
+    """Run a script inside the box; its status must be 0."""
+    (folder / "run").write_text("set -u\n" + script)
+    with subprocess.Popen(["bash", _BOX, folder]) as process:
+        try:
+            status = process.wait(timeout=120)
+        finally:
+            process.terminate()
+    output = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
+    assert status == 0, f"status {status}\n{output}\n{(folder / 'console').read_text(errors='replace')}"
+    return output
+
+
+# Letters that mean something somewhere between a unit's line and execve, and a few that only might.
+_HOSTILE = st.text(alphabet=" %$\\\"';#{}()[]&|<>*?=~-@:+!nstux0{}éß漢🙂\u0085\u00a0\u2028\ufeff", max_size=12)
+_ANY = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs"], min_codepoint=0x20, exclude_characters="\x7f"),
+    max_size=12,
+).filter(lambda text: escape._NONCHARACTER.search(text) is None)
+_WORD = st.one_of(_HOSTILE, _ANY)
+_NAME = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True).map("T_{}".format)
+
+_DUMP = f"""#!{_PYTHON}
+import json, os, sys
+seen = {{
+    "argv": [os.fsencode(word).hex() for word in sys.argv[1:]],
+    "env": {{name: os.fsencode(value).hex() for name, value in os.environ.items() if name.startswith("T_")}},
+}}
+with open("/box/seen", "a") as file:
+    print(json.dumps(seen), file=file)
+"""
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    commands=st.lists(st.lists(_WORD, max_size=6), min_size=60, max_size=60),
+    env=st.dictionaries(_NAME, _WORD, min_size=10, max_size=10),
+)
+def test_arguments_and_variables_arrive_byte_for_byte(tmp_path_factory, commands, env):
+    folder = tmp_path_factory.mktemp("box")
+    program = folder / "pro gram 100%é;"
+    program.write_text(_DUMP)
+    program.chmod(0o755)
+    commands.append(["", ";", "\\", "%n", "%%", "$HOME", "${HOME}", "$$", "$", '"', "'", "\\n", "a\\", "#", " "])
+    lines = ["[Service]", "Type=oneshot"]
+    lines += [f"Environment={escape.environment_assignment(*item)}" for item in env.items()]
+    lines += [f"ExecStart={escape.command_line(f'/box/{program.name}', words)}" for words in commands]
+    (folder / "echo.service").write_text("\n".join(lines) + "\n")
+    boot(folder, "cp /box/echo.service /run/systemd/system/ && systemctl daemon-reload && systemctl start echo\n")
+
+    seen = [json.loads(line) for line in (folder / "seen").read_text().splitlines()]
+    assert [one["argv"] for one in seen] == [[word.encode().hex() for word in words] for words in commands]
+    assert all(one["env"] == {name: value.encode().hex() for name, value in env.items()} for one in seen)
+
+
+# Stands for the engine: a main process with a child, which answers /health a while after it listens.
+_ENGINE = r"""
+import http.server, json, os, signal, subprocess, sys, threading, time
+argv = sys.argv[1:]
+if "--die" in argv:
+    sys.exit("no memory left for the pool")
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: open(os.environ["HOME"] + "/child-got-sigterm", "w"))
+while True: time.sleep(1)
+'''])
+config = open(argv[argv.index("--config") + 1]).read() if "--config" in argv else None
+with open(os.environ["HOME"] + "/seen", "w") as file:
+    json.dump({"uid": os.getuid(), "config": config, "argv": argv, "env": dict(os.environ),
+               "umask": os.umask(0)}, file)
+ready = time.monotonic() + 2
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if time.monotonic() > ready else 503)
+        self.end_headers()
+
+server = http.server.HTTPServer(("127.0.0.1", int(argv[argv.index("--port") + 1])), Handler)
+
+def drain(*_):
+    print("draining", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, drain)
+server.serve_forever()
+"""
+
+_STARTED = """
+unit=dflash-sglang-box
+cp /box/*.service /run/systemd/system/; systemctl daemon-reload
+home=/var/cache/$unit
+health() { python3 -c 'import urllib.request as u; print(u.urlopen("http://127.0.0.1:30000/health").status)'; }
+"""
+
+
+def _unit(*flags: str, api_key_file: str | None = None, user: str | None = None) -> str:
+    return render_unit(
+        UnitSpec(
+            service="box",
+            argv=(_PYTHON, "/box/engine.py", "--port", "30000", "--odd", "a b%c$HOME", *flags),
+            host="127.0.0.1",
+            port=30000,
+            env={"T_ODD": "a b%c$HOME"},
+            api_key_file=api_key_file,
+            user=user,
+        )
+    )
+
+
+@pytest.mark.parametrize("user", [None, "daemon"])
+def test_a_start_returns_when_the_model_answers_and_a_stop_signals_the_main_process_alone(box, user):
+    (box / "engine.py").write_text(_ENGINE)
+    (box / "key.yaml").write_text("api-key: sesame\n")
+    (box / "key.yaml").chmod(0o600)
+    (box / "dflash-sglang-box.service").write_text(_unit(api_key_file="/box/key.yaml", user=user))
+    boot(
+        box,
+        _STARTED
+        + """
+        systemctl start $unit || { journalctl -u $unit; exit 1; }
+        health > /box/health
+        cat /proc/*/cmdline | tr '\\0' ' ' > /box/cmdlines
+        systemctl show $unit > /box/shown
+        cp $home/seen /box/seen
+        systemctl stop $unit || exit 1
+        ls $home > /box/left
+        systemctl show -p ActiveState,Result,ExecMainStatus $unit > /box/stopped
+        journalctl -u $unit > /box/journal
+        """,
+    )
+    assert (box / "health").read_text() == "200\n"
+    seen = json.loads((box / "seen").read_text())
+    assert seen["uid"] != 0
+    assert seen["umask"] == 0o077
+    assert seen["config"] == "api-key: sesame\n"
+    assert seen["argv"][:4] == ["--port", "30000", "--odd", "a b%c$HOME"]
+    assert seen["env"]["T_ODD"] == "a b%c$HOME"
+    assert seen["env"]["HF_HOME"] == "/var/cache/dflash-sglang-box/huggingface"
+    assert seen["env"]["TMPDIR" if "TMPDIR" in seen["env"] else "HOME"].startswith(("/tmp", "/var/cache/"))
+    for public in ("cmdlines", "shown", "journal"):
+        assert "sesame" not in (box / public).read_text()
+    assert "child-got-sigterm" not in (box / "left").read_text()
+    assert "draining" in (box / "journal").read_text()
+    assert (box / "stopped").read_text().splitlines() == ["Result=success", "ExecMainStatus=0", "ActiveState=inactive"]
+
+
+def test_a_start_fails_with_a_reason_when_the_port_is_taken_or_the_engine_dies(box):
+    (box / "engine.py").write_text(_ENGINE)
+    (box / "dflash-sglang-box.service").write_text(_unit())
+    (box / "dflash-sglang-dies.service").write_text(_unit("--die"))
+    boot(
+        box,
+        _STARTED
+        + """
+        python3 -m http.server --bind 127.0.0.1 30000 & other=$!
+        for _ in {1..300}; do : 2>/dev/null </dev/tcp/127.0.0.1/30000 && break; sleep 0.2; done
+        systemctl start $unit && exit 1
+        journalctl -u $unit -o cat > /box/taken
+        kill $other; wait $other
+        systemctl stop $unit
+        systemctl start dflash-sglang-dies && exit 2
+        journalctl -u dflash-sglang-dies -o cat > /box/died
+        systemctl show -p Restart,SubState dflash-sglang-dies > /box/after
+        systemctl stop dflash-sglang-dies
+        exit 0
+        """,
+    )
+    assert "127.0.0.1 port 30000 cannot be listened on: Address already in use" in (box / "taken").read_text()
+    assert "no memory left for the pool" in (box / "died").read_text()
+    assert "the engine ended before it answered" in (box / "died").read_text()
+    assert "SubState=auto-restart" in (box / "after").read_text()
