@@ -216,10 +216,15 @@ class KnownSetting(_Part):
 
 
 class Measure(_Part):
-    """How long a trial is measured: rounds after the warm-up rounds."""
+    """How long a trial is measured: rounds after the warm-up rounds.
+
+    ``check_output`` is off for a model whose text means nothing, such as one of random weights; the counts of
+    its tokens are still checked.
+    """
 
     rounds: int = Field(default=3, ge=1, le=100)
     warm_up: int = Field(default=1, ge=1, le=20)
+    check_output: bool = True
 
 
 class Service(_Part):
