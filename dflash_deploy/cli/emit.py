@@ -1,5 +1,204 @@
+"""``dflash-deploy emit``: the systemd unit of a study's best configuration."""
+
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-def emit() -> None:
-    raise NotImplementedError
+import typer
+
+from dflash_deploy.errors import DeployError, ExitCode
+
+if TYPE_CHECKING:
+    from dflash_deploy.deploy.unit import UnitSpec
+    from dflash_deploy.tune.records import StudyRecord, TrialRecord
+
+PYTHON_PLACE = Path("/opt/dflash-deploy/env/bin/python")
+"""Where the serving environment is taken to be when nothing says otherwise."""
+
+
+def emit(
+    study: Annotated[
+        str | None, typer.Argument(help="Name or folder of a study; without it, the latest one.")
+    ] = None,
+    *,
+    trial: Annotated[
+        int | None, typer.Option("--trial", metavar="N", help="Take this trial instead of the best one.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the unit there instead of printing it."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --output: show what would change, and write nothing.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace a different file; it is kept beside as FILE.previous."),
+    ] = False,
+    allow_simulated: Annotated[
+        bool,
+        typer.Option("--allow-simulated", help="Write a unit even though its study was only simulated."),
+    ] = False,
+    system: Annotated[
+        bool,
+        typer.Option(
+            "--system/--user-manager",
+            help="Unit for the machine's systemd, or for your own (systemctl --user).",
+        ),
+    ] = True,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="Account that runs it [default: the profile's, else one that systemd makes].",
+        ),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python",
+            metavar="PATH",
+            help=f"Interpreter of the serving environment [default: the study's, else {PYTHON_PLACE}].",
+        ),
+    ] = None,
+) -> None:
+    """Print the systemd unit that serves a study's best configuration, or write it with --output.
+
+    The unit starts the real engine, also when the study was simulated; a comment at its top says so then.
+    """
+    from dflash_deploy.deploy import change
+    from dflash_deploy.deploy.unit import render_unit
+    from dflash_deploy.tune.records import read_study, read_trials
+
+    folder = _study_folder(study)
+    record = read_study(folder)
+    chosen = _choose(record, read_trials(folder), trial)
+    spec = _spec(record, chosen, python=python, system=system, user=user)
+    unit = render_unit(spec)
+    if output is None:
+        typer.echo(unit, nl=False)
+        return
+    planned = change.change_of(output / spec.unit_name if output.is_dir() else output, unit)
+    if dry_run:
+        typer.echo(planned.diff(), nl=False)
+        return
+    if record.simulated and not allow_simulated:
+        raise DeployError(
+            f"study {record.name} was simulated: no figure of it was measured on a card",
+            fix="tune on the real card, or add --allow-simulated to write the unit all the same",
+            exit_code=ExitCode.USAGE,
+        )
+    change.apply(planned, replace=force)
+    typer.echo(f"{planned.path}: {'as it was' if planned.empty else 'written'}", err=True)
+
+
+def _study_folder(study: str | None) -> Path:
+    from dflash_deploy.paths import state_dir
+
+    studies = state_dir() / "studies"
+    if study is not None:
+        given = Path(study).expanduser()
+        if "/" in study or (given / "study.json").is_file():
+            return given
+        if study in (".", "..") or not (studies / study / "study.json").is_file():
+            raise DeployError(
+                f"there is no study {study!r} in {studies}",
+                fix="dflash-deploy tune, or give the folder of the study",
+                exit_code=ExitCode.MISSING,
+            )
+        return studies / study
+    found = sorted(studies.glob("*/study.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise DeployError(
+            f"there is no study yet in {studies}",
+            fix="dflash-deploy tune --simulate rtx-5090, or dflash-deploy tune --profile NAME",
+            exit_code=ExitCode.MISSING,
+        )
+    return found[-1].parent
+
+
+def _choose(study: StudyRecord, trials: list[TrialRecord], number: int | None) -> TrialRecord:
+    from dflash_deploy.tune.select import best_trial
+
+    if number is None:
+        best = best_trial(study, trials)
+        if best is None:
+            raise DeployError(
+                f"study {study.name} has no configuration that served within its limits",
+                fix="give it more trials, or name one yourself with --trial N",
+            )
+        return best
+    numbers = ", ".join(str(one.number) for one in trials)
+    chosen = next((trial for trial in trials if trial.number == number), None)
+    if chosen is None:
+        raise DeployError(
+            f"study {study.name} has no trial {number}",
+            fix=f"give one that it has: {numbers}" if trials else "dflash-deploy tune",
+            exit_code=ExitCode.MISSING,
+        )
+    if chosen.measured is None or chosen.outcome not in ("served", "degraded", "infeasible"):
+        raise DeployError(
+            f"trial {number} ended as {chosen.outcome}: {chosen.reason or 'no reason was recorded'}",
+            fix="give a trial that served, or leave --trial out for the best one",
+        )
+    return chosen
+
+
+def _spec(
+    study: StudyRecord, trial: TrialRecord, *, python: Path | None, system: bool, user: str | None
+) -> UnitSpec:
+    from dflash_deploy.deploy.unit import UnitSpec
+    from dflash_deploy.engine.sglang.command import launch_argv
+    from dflash_deploy.engine.sglang.flags import FlagTable
+    from dflash_deploy.profile.schema import flag_value
+
+    profile = study.profile
+    service = profile.service
+    measured_with = Path(trial.argv[0]) if trial.argv and not study.simulated else None
+    argv = launch_argv(
+        python or profile.engine.python or measured_with or PYTHON_PLACE,
+        {name: flag_value(setting) for name, setting in trial.flags.items()},
+        host=service.host,
+        port=service.port,
+        table=FlagTable.for_version(study.engine_version),
+    )
+    return UnitSpec(
+        service=service.name,
+        argv=argv,
+        host=service.host,
+        port=service.port,
+        env=profile.env,
+        manager="system" if system else "user",
+        user=(user or service.user) if system else user,
+        api_key_file=str(service.api_key_file) if service.api_key_file else None,
+        comments=_evidence(study, trial),
+    )
+
+
+def _evidence(study: StudyRecord, trial: TrialRecord) -> tuple[str, ...]:
+    """Where the configuration comes from and what is known of it, each figure with its kind."""
+    from dflash_deploy import __version__
+
+    kind = f"simulated {study.card}" if study.simulated else f"measured on {study.card or 'this machine'}"
+    lines = [
+        f"dflash-deploy {__version__}: study {study.name}, trial {trial.number} ({trial.source}), "
+        f"SGLang {study.engine_version}",
+    ]
+    if study.simulated:
+        lines.append(
+            "SIMULATED: never run on a card. Tune on the real one before you rely on this configuration."
+        )
+    if trial.violations:
+        lines.append(f"It breaks limits of its profile: {', '.join(sorted(trial.violations))}.")
+    if (measured := trial.measured) is not None:
+        lines.append(
+            f"{measured.users} at once: {measured.total_tokens_per_s.median:.1f} tokens/s in all, "
+            f"{measured.user_tokens_per_s.median:.1f} for the median user, "
+            f"TTFT p95 {measured.ttft_p95_s:.2f} s ({kind})"
+        )
+        if measured.vram_used_mib is not None:
+            total = f" of {measured.vram_total_mib:,}" if measured.vram_total_mib else ""
+            lines.append(f"VRAM at most {measured.vram_used_mib:,}{total} MiB ({kind})")
+    return tuple(lines)

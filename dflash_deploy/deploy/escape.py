@@ -16,7 +16,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # systemd drops a line that holds one of Unicode's noncharacters.
 _NONCHARACTER = re.compile(
-    "[\ufdd0-\ufdef" + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF)) + "]"
+    "[\ufdd0-\ufdef"
+    + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+    + "]"
 )
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

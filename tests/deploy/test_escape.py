@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -27,7 +26,9 @@ def escape_refuses(text: str) -> bool:
 
 
 @given(st.lists(_TEXT))
-@example(["", ";", "a;b", "%n", "%%", "$HOME", "${HOME}", "$$", "\\", "\\\\n", '"', "'", " ", "#", "--x=", "-"])
+@example(
+    ["", ";", "a;b", "%n", "%%", "$HOME", "${HOME}", "$$", "\\", "\\\\n", '"', "'", " ", "#", "--x=", "-"]
+)
 def test_a_command_is_read_back_as_it_was(arguments: list[str]):
     unit = f"[Service]\nExecStart={escape.command_line('/bin/x', arguments)}\nNext=1\n"
     read = systemd.settings(unit)
@@ -82,7 +83,9 @@ def test_an_argument_longer_than_the_kernel_takes_is_refused():
         escape.command_word("x" * (128 * 1024))
 
 
-@pytest.mark.parametrize("path", ["python", "./python", "/opt/env/bin/", "", '/a"b', "/a'b", "/a\\b", "/a$b", "-/x"])
+@pytest.mark.parametrize(
+    "path", ["python", "./python", "/opt/env/bin/", "", '/a"b', "/a'b", "/a\\b", "/a$b", "-/x"]
+)
 def test_a_program_that_systemd_could_not_start_is_refused(path: str):
     with pytest.raises(DeployError):
         escape.executable(path)

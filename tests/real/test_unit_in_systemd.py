@@ -59,7 +59,8 @@ def boot(folder: Path, script: str) -> str:
 
 
 # Letters that mean something somewhere between a unit's line and execve, and a few that only might.
-_HOSTILE = st.text(alphabet=" %$\\\"';#{}()[]&|<>*?=~-@:+!nstux0{}éß漢🙂\u0085\u00a0\u2028\ufeff", max_size=12)
+_LETTERS = " %$\\\"';#{}()[]&|<>*?=~-@:+!nstux0éß漢🙂\u0085\u00a0\u2028\ufeff"
+_HOSTILE = st.text(alphabet=_LETTERS, max_size=12)
 _ANY = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cs"], min_codepoint=0x20, exclude_characters="\x7f"),
     max_size=12,
@@ -93,12 +94,13 @@ def test_arguments_and_variables_arrive_byte_for_byte(tmp_path_factory, commands
     program = folder / "pro gram 100%é;"
     program.write_text(_DUMP)
     program.chmod(0o755)
-    commands.append(["", ";", "\\", "%n", "%%", "$HOME", "${HOME}", "$$", "$", '"', "'", "\\n", "a\\", "#", " "])
+    commands.append(["", ";", "\\", "%n", "%%", "$HOME", "${HOME}", "$$", "$", '"', "'", "\\n"])
+    commands.append(["a\\", "#", " "])
     lines = ["[Service]", "Type=oneshot"]
     lines += [f"Environment={escape.environment_assignment(*item)}" for item in env.items()]
     lines += [f"ExecStart={escape.command_line(f'/box/{program.name}', words)}" for words in commands]
     (folder / "echo.service").write_text("\n".join(lines) + "\n")
-    boot(folder, "cp /box/echo.service /run/systemd/system/ && systemctl daemon-reload && systemctl start echo\n")
+    boot(folder, "cp /box/echo.service /run/systemd/system/; systemctl daemon-reload; systemctl start echo")
 
     seen = [json.loads(line) for line in (folder / "seen").read_text().splitlines()]
     assert [one["argv"] for one in seen] == [[word.encode().hex() for word in words] for words in commands]
@@ -141,7 +143,10 @@ _STARTED = """
 unit=dflash-sglang-box
 cp /box/*.service /run/systemd/system/; systemctl daemon-reload
 home=/var/cache/$unit
-health() { python3 -c 'import urllib.request as u; print(u.urlopen("http://127.0.0.1:30000/health").status)'; }
+health() { python3 -c '
+import urllib.request
+print(urllib.request.urlopen("http://127.0.0.1:30000/health").status)
+'; }
 """
 
 
@@ -188,12 +193,12 @@ def test_a_start_returns_when_the_model_answers_and_a_stop_signals_the_main_proc
     assert seen["argv"][:4] == ["--port", "30000", "--odd", "a b%c$HOME"]
     assert seen["env"]["T_ODD"] == "a b%c$HOME"
     assert seen["env"]["HF_HOME"] == "/var/cache/dflash-sglang-box/huggingface"
-    assert seen["env"]["TMPDIR" if "TMPDIR" in seen["env"] else "HOME"].startswith(("/tmp", "/var/cache/"))
     for public in ("cmdlines", "shown", "journal"):
         assert "sesame" not in (box / public).read_text()
     assert "child-got-sigterm" not in (box / "left").read_text()
     assert "draining" in (box / "journal").read_text()
-    assert (box / "stopped").read_text().splitlines() == ["Result=success", "ExecMainStatus=0", "ActiveState=inactive"]
+    stopped = (box / "stopped").read_text().splitlines()
+    assert stopped == ["Result=success", "ExecMainStatus=0", "ActiveState=inactive"]
 
 
 def test_a_start_fails_with_a_reason_when_the_port_is_taken_or_the_engine_dies(box):

@@ -1,0 +1,93 @@
+"""A file that is to be written: shown before, and never over something else without leave."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import write_atomic
+
+_LARGEST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Change:
+    """What stands in a file now (None: there is no file) and what is to stand there."""
+
+    path: Path
+    before: str | None
+    after: str
+
+    @property
+    def empty(self) -> bool:
+        """The file is already as it should be."""
+        return self.before == self.after
+
+    @property
+    def previous(self) -> Path:
+        """Where the old content is kept when it is replaced."""
+        return self.path.with_name(f"{self.path.name}.previous")
+
+    def diff(self) -> str:
+        """The change as a unified diff; empty where there is none."""
+        lines = difflib.unified_diff(
+            (self.before or "").splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            fromfile="/dev/null" if self.before is None else str(self.path),
+            tofile=str(self.path),
+        )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        )
+
+
+def change_of(path: Path, after: str) -> Change:
+    """Look at what stands in a file.
+
+    Raises:
+        DeployError: it cannot be read, or is no plain text file (a link, a folder, a device).
+    """
+    try:
+        if not path.is_symlink() and not path.exists():
+            return Change(path, None, after)
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
+            raise DeployError(
+                f"{path} is there and is no plain file of ours",
+                fix="give --output another path",
+                exit_code=ExitCode.UNAVAILABLE,
+            )
+        return Change(path, path.read_bytes().decode(), after)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(
+            f"{path} cannot be read: {error}",
+            fix="give --output another path",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
+
+
+def apply(change: Change, *, replace: bool) -> None:
+    """Write the file in one step; content that is replaced is kept beside it, as ``change.previous``.
+
+    Raises:
+        DeployError: another content stands there and ``replace`` is off, or the file cannot be written.
+    """
+    if change.empty:
+        return
+    if change.before is not None and not replace:
+        raise DeployError(
+            f"{change.path} is there already, with another content",
+            fix=f"--dry-run shows the difference; --force replaces it and keeps it as {change.previous.name}",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    try:
+        if change.before is not None:
+            write_atomic(change.previous, change.before)
+        write_atomic(change.path, change.after)
+    except OSError as error:
+        raise DeployError(
+            f"{change.path} cannot be written: {error.strerror}",
+            fix="give --output a path that you may write to, or run the command with sudo",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error

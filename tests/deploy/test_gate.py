@@ -1,0 +1,91 @@
+"""The programs that a unit runs around the engine, run as systemd would run them."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dflash_deploy.deploy import gate
+
+from . import systemd_syntax as systemd
+
+
+def _command(value: str) -> list[str]:
+    return systemd.command(systemd.settings(f"[Service]\nX={value}\n")["X"][0])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_taken_port_is_told_in_one_line(host: str):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        checked = _run(gate.port_check(sys.executable, host, port))
+        assert checked.returncode == 1
+        assert checked.stderr.startswith(f"{host} port {port} cannot be listened on: Address already in use")
+    assert _run(gate.port_check(sys.executable, host, port)).returncode == 0
+
+
+def test_the_wait_ends_when_health_is_answered_with_200():
+    server = _Engine(("127.0.0.1", 0), _Health)
+    wait = _command(gate.ready_wait(sys.executable, "0.0.0.0", server.server_address[1]))
+    with server, subprocess.Popen(wait, env={**os.environ, "MAINPID": str(os.getpid())}) as waiting:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            assert waiting.wait(timeout=60) == 0
+        finally:
+            waiting.kill()
+            server.shutdown()
+    assert server.answers == [503, 200]
+
+
+def test_the_wait_fails_when_the_engine_has_ended():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    failed = _run(gate.ready_wait(sys.executable, "127.0.0.1", port), MAINPID=str(ended.pid))
+    assert failed.returncode == 1
+    assert failed.stderr == "the engine ended before it answered: its own lines above say why\n"
+
+
+def test_the_wait_goes_on_while_nothing_listens():
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    wait = _command(gate.ready_wait(sys.executable, "127.0.0.1", port))
+    with subprocess.Popen(wait, env={**os.environ, "MAINPID": str(os.getpid())}) as waiting:
+        time.sleep(2)
+        assert waiting.poll() is None
+        waiting.kill()
+
+
+def _run(value: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(value), env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class _Engine(http.server.ThreadingHTTPServer):
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.answers: list[int] = []
+
+
+class _Health(http.server.BaseHTTPRequestHandler):
+    server: _Engine
+
+    def do_GET(self):
+        assert self.path == "/health"
+        status = 200 if self.server.answers else 503
+        self.server.answers.append(status)
+        self.send_response(status)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
