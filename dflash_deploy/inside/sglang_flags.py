@@ -38,6 +38,7 @@ def _option(action: argparse.Action) -> dict[str, object]:
         "default": _literal(action.default),
         "dest": action.dest,
         "instead": getattr(action, "new_flag", None),
+        "refused": getattr(action, "error_message", None) is not None,
     }
 
 

@@ -60,6 +60,7 @@ class _Action(BaseModel):
     default: object = None
     dest: _Word
     instead: _Word | None = None
+    refused: bool = False
 
 
 class _Report(BaseModel):
@@ -131,7 +132,7 @@ def _table(report: _Report, version: str) -> FlagTable:
 
 
 def _option(action: _Action) -> Option | None:
-    kind = _KINDS.get(action.action)
+    kind = "old-error" if action.refused else _KINDS.get(action.action)
     names = [name[2:] for name in action.names if name.startswith("--")]
     if kind == "toggle":
         names = [name for name in names if not name.startswith("no-")]

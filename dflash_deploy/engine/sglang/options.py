@@ -69,7 +69,7 @@ class Option:
 def human_readable_int(text: str) -> int:
     """Read ``8k`` (8000), ``8Ki`` (8192), ``25.6k``, ``1M`` … as SGLang does: case matters, no ``0.5Ki``."""
     text = text.strip()
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])(i?)", text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)", text)
     if match is None:
         try:
             return int(text)
@@ -77,12 +77,12 @@ def human_readable_int(text: str) -> int:
             raise argparse.ArgumentTypeError(
                 f"invalid integer value: {text!r}; write a plain integer, 8k (8000) or 8Ki (8192)"
             ) from None
-    number, suffix, binary = match.groups()
-    power = "kMGT".index(suffix) + 1
-    if not binary:
+    number, suffix = match.groups()
+    power = "KMGT".index(suffix[0].upper()) + 1
+    if len(suffix) == 1:
         return int(Decimal(number) * 1000**power)
     if "." in number:
-        raise argparse.ArgumentTypeError(f"decimals are not allowed with {suffix}i: {text!r}")
+        raise argparse.ArgumentTypeError(f"decimals are not allowed with {suffix}: {text!r}")
     return int(int(number) * 1024**power)
 
 

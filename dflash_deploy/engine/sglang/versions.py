@@ -112,7 +112,7 @@ class VersionFacts:
         exact_draft_cell: the draft's KV bytes per token come from the draft's own shape; before, the target's
             shape was taken for each of its layers.
         charges_padding_slots: sizing charges the padding slot of the state cache and of the verify buffers.
-        decode_bs_follows_requests: a default decode batch size is cut to ``--max-running-requests`` when given.
+        decode_bs_follows_requests: the default of decode_bs is cut to ``--max-running-requests`` where given.
         unknown_memory_fraction: ``--mem-fraction-static`` where the card's memory cannot be read.
         card_defaults: by memory, smallest cards first.
         ready_endpoint: ``/ready`` answers from flags alone, without generating.
@@ -120,7 +120,7 @@ class VersionFacts:
         logs_request_clamp: a request limit cut by the state cache is logged; before, it was cut in silence.
         reserves_for_images: a model that sees has part of the KV budget reserved, and the log says so.
         capture_sizes_at_end: captured batch sizes stand in the line that ends a capture, not in its first.
-        parallel_init_lines: ``Init parallel`` and ``Memory baseline taken`` instead of ``Init torch distributed``.
+        parallel_init_lines: ``Init parallel``, ``Memory baseline taken``; before, ``Init torch distributed``.
     """
 
     release: str
