@@ -47,7 +47,8 @@ class ServerLog:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("wb", buffering=0)
+            # The log may show the API key: the engine prints its arguments.
+            self._file = open(path, "wb", buffering=0, opener=_private)  # noqa: SIM115
         except OSError as error:
             raise _not_writable(path, error) from error
         self._path = path
@@ -182,6 +183,10 @@ class ServerLog:
         if line.strip():
             self._last_line = line.strip()
             self._boot_log.feed(line)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -73,6 +73,8 @@ def holder_of(host: str, port: int) -> str | None:
 
 
 def _bind_error(host: str, port: int) -> OSError | None:
+    if not 0 < port < 1 << 16:  # the resolver would take it modulo 65536
+        return OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     try:
         family, address = _resolve(host, port)
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -82,8 +84,6 @@ def _bind_error(host: str, port: int) -> OSError | None:
             probe.listen(1)
     except OSError as error:
         return error
-    except OverflowError:
-        return OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     return None
 
 

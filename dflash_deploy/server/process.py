@@ -76,7 +76,7 @@ class Server:
 
         Args:
             launch: what to run.
-            run_dir: folder for the log and, mostly, the temporary folder; made when missing.
+            run_dir: folder for the log, made when missing; a log of an earlier run is replaced.
             deadlines: limits on the start.
             on_progress: called by ``start`` at each new stage and detail.
         """
@@ -165,12 +165,13 @@ class Server:
                 self._spawn(),
                 self._deadlines,
                 exit_status=lambda: self.exit_status,
-                stopped=lambda: self._report is not None,
+                stopped=lambda: self._state is not State.STARTING,
                 on_progress=self._on_progress,
             )
-            if isinstance(outcome, Served):
-                self._state = State.SERVING
-                self._note_children()
+            with self._stopping:
+                if isinstance(outcome, Served) and self._state is State.STARTING:
+                    self._state = State.SERVING
+                    self._note_children()
         except BaseException:
             self.stop(grace_s=0)
             raise
@@ -222,7 +223,7 @@ class Server:
     def _spawn(self) -> ServerLog:
         """Write the record, then start the process, so that no moment leaves a server unknown."""
         self._log = ServerLog(self.log_path)
-        temp_dir = make_temp_dir(self._run_dir, self._token)
+        temp_dir = make_temp_dir(self._token)
         tool = processes.identity_of(os.getpid())
         assert tool is not None  # noqa: S101  # it is us
         self._record = ServerRecord(

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -80,8 +81,9 @@ def read_records() -> Iterator[ServerRecord]:
 
 
 def remove_record(token: str) -> None:
-    """Forget a server that has ended."""
-    _path(token).unlink(missing_ok=True)
+    """Forget a server that has ended. A record that cannot be removed is removed by a later run."""
+    with suppress(OSError):
+        _path(token).unlink()
 
 
 def _folder() -> Path:

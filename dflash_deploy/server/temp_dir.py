@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from dflash_deploy.errors import DeployError, ExitCode
 
 _PREFIX = "dflash-"
 _LONGEST_BYTES = 107 - 48
-"""A Unix socket's path has 107 bytes at most; engines put sockets with names of up to 48 bytes in here
-(``/pymp-????????/listener-????????``)."""
+"""A Unix socket's path has 107 bytes at most, and engines put sockets with names of up to 48 bytes in here
+(``/pymp-????????/listener-????????``). So the folder cannot stand deep in a study."""
 
 
-def make_temp_dir(run_dir: Path, token: str) -> Path:
-    """Make the folder in ``run_dir``, or in ``/tmp`` where that path would be too long for sockets.
+def make_temp_dir(token: str) -> Path:
+    """Make the folder where temporary files go, or in ``/tmp`` where that path would be too long for sockets.
 
     Raises:
         DeployError: it cannot be made.
     """
-    folder = run_dir / (_PREFIX + token)
+    folder = Path(tempfile.gettempdir()) / (_PREFIX + token)
     if len(os.fsencode(folder)) > _LONGEST_BYTES:
         folder = Path("/tmp") / folder.name  # noqa: S108
     try:
@@ -28,7 +29,7 @@ def make_temp_dir(run_dir: Path, token: str) -> Path:
     except OSError as error:
         raise DeployError(
             f"the server's temporary folder {folder} cannot be made: {error.strerror}",
-            fix="make room and check permissions there",
+            fix=f"make room and check permissions in {folder.parent}",
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
     return folder
