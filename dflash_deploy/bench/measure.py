@@ -25,7 +25,6 @@ from dflash_deploy.bench.measurement import (
 DEFAULT_STALL_S = 120.0
 """Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""
 
-_VRAM_EVERY_S = 0.25
 _LEAST_PATIENCE_S = 10.0
 """Bounds on waiting never get shorter than this by the clock, however fast the simulation runs."""
 
@@ -69,6 +68,7 @@ def measure(
     time_scale: float = 1.0,
     vram: Callable[[], int | None] | None = None,
     vram_total_mib: int | None = None,
+    vram_every_s: float = 0.25,
     accept_length: Callable[[], float | None] | None = None,
     timeout_s: float,
     stall_s: float = DEFAULT_STALL_S,
@@ -88,8 +88,9 @@ def measure(
         rounds: measured rounds.
         warm_up: rounds before them that count for ``cold_ttft_s`` alone; at least one.
         time_scale: server seconds that pass in a second of the clock.
-        vram: the card's memory in use now, in MiB; asked every quarter of a second from a thread.
+        vram: the card's memory in use now, in MiB; asked from a thread.
         vram_total_mib: the card's memory, kept in the result.
+        vram_every_s: how often ``vram`` is asked, on the clock; besides, after every round.
         accept_length: the server's own figure, asked once after the last round.
         timeout_s: bound on one answer, in server seconds.
         stall_s: bound on the wait for any chunk, in server seconds.
@@ -116,7 +117,7 @@ def measure(
         ),
         time_scale=time_scale,
     )
-    peak = _Peak(vram)
+    peak = _Peak(vram, vram_every_s)
     played = asyncio.run(_play_all(load, rounds, warm_up, peak, on_round or (lambda _: None)))
     if isinstance(played, NotMeasured):
         return played
@@ -143,14 +144,15 @@ def measure(
 class _Peak:
     """The highest reading of a gauge that may have nothing to say."""
 
-    def __init__(self, read: Callable[[], int | None] | None) -> None:
+    def __init__(self, read: Callable[[], int | None] | None, every_s: float) -> None:
         self._read = read
+        self._every_s = every_s
         self.mib: int | None = None
 
     async def watch(self) -> None:
         while self._read is not None:
             await self.look()
-            await asyncio.sleep(_VRAM_EVERY_S)
+            await asyncio.sleep(self._every_s)
 
     async def look(self) -> None:
         if self._read is not None:
@@ -181,7 +183,7 @@ async def _play_all(
                 if failure := _failure(played, len(measured)):
                     return failure
                 measured.append(played)
-            await peak.look()
+                await peak.look()
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from itertools import islice
+from typing import TypeVar
 
 import yaml
+
+_Task = TypeVar("_Task", bound=str)
 
 TASKS = ("instruction", "math", "code", "prose")
 
@@ -19,7 +22,7 @@ def prompts_by_task() -> Mapping[str, tuple[str, ...]]:
     return {task: tuple(prompts) for task, prompts in yaml.safe_load(text).items()}
 
 
-def mixed_prompts(tasks: Mapping[str, float], count: int) -> tuple[str, ...]:
+def mixed_prompts(tasks: Mapping[_Task, float], count: int) -> tuple[str, ...]:
     """The first ``count`` questions of a mix, always the same ones in the same order.
 
     Every task's share comes as near to its weight as it can at each place of the sequence, so that a short

@@ -1,5 +1,116 @@
+"""``dflash-deploy tune``: from a profile to the best configuration that was measured."""
+
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Annotated
 
-def tune() -> None:
-    raise NotImplementedError
+import typer
+
+from dflash_deploy.errors import ExitCode
+
+_SIMULATED_SPEED = 40.0
+
+
+def tune(
+    profile: Annotated[
+        str | None,
+        typer.Argument(
+            help="Profile to tune: a name (dflash-deploy profile list) or the path of a file. With --simulate, "
+            "the card's own profile when left out. With --resume, the study to go on with.",
+            show_default=False,
+        ),
+    ] = None,
+    profile_option: Annotated[
+        str | None, typer.Option("--profile", "-p", help="The same as the argument.", metavar="PROFILE")
+    ] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(help="Tune a simulated card instead of a real one, such as rtx-5090.", metavar="CARD"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search, and of the simulated card.")] = 0,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Servers to launch in the whole study, known settings among them.")
+    ] = 20,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Begin no further trial after so many minutes.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the study; else PROFILE-DATE-NUMBER.", metavar="STUDY")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a study: the last one, or the one that is named."),
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one value of the profile. May be repeated.", metavar="KEY=VALUE"),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(help="Interpreter that SGLang is installed in; else the profile's engine.python."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address that the trials' servers listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the trials' servers; else a free one each.")
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object at the end, and progress to stderr (docs/json.md)."
+        ),
+    ] = False,
+    time_scale: Annotated[float, typer.Option(min=0.01, max=10_000, hidden=True)] = _SIMULATED_SPEED,
+) -> None:
+    """Find the best configuration of a profile by launching and measuring servers.
+
+    Settings that the profile knows are tried first. A start that fails, a broken limit and wrong answers are
+    results too; every trial is kept with its log. Ctrl-C keeps what has ended; --resume goes on from there.
+    """
+    from dflash_deploy.server.orphans import end_orphans
+    from dflash_deploy.tune.opening import Place, open_again, open_new
+    from dflash_deploy.tune.records import read_trials
+    from dflash_deploy.tune.screen import screen_for
+    from dflash_deploy.tune.signals import stop_once
+    from dflash_deploy.tune.study import Effort, run_study
+    from dflash_deploy.tune.summary import lines, summarize
+
+    if profile is not None and profile_option is not None:
+        raise typer.BadParameter("give the profile once", param_hint="--profile")
+    wanted = profile or profile_option
+    if resume and (simulate or settings or (wanted and name)):
+        raise typer.BadParameter(
+            "a study keeps its profile and card: name the study alone", param_hint="--resume"
+        )
+    place = Place(python, host, port)
+    progress = sys.stderr if json else sys.stdout
+    with stop_once():
+        for sentence in end_orphans():
+            print(sentence, file=sys.stderr)
+        opened = (
+            open_again(name or wanted, place)
+            if resume
+            else open_new(
+                wanted,
+                overrides=settings or (),
+                simulate=simulate,
+                time_scale=time_scale,
+                seed=seed,
+                name=name,
+                place=place,
+            )
+        )
+        folder, study = opened.folder, opened.study
+        with screen_for(progress, study, read_trials(folder)) as screen:
+            screen.note(f"study {study.name} in {folder}")
+            records, ending = run_study(folder, study, opened.rig, Effort(trials, minutes), screen)
+    summary = summarize(folder, study, records, ending)
+    for line in lines(study, summary):
+        print(line, file=progress)
+    if json:
+        print(summary.model_dump_json())
+    if ending == "interrupted":
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if summary.best is None:
+        raise typer.Exit(ExitCode.FAILED)

@@ -3,10 +3,10 @@
 ```
 <state>/studies/<name>/study.json          what was asked, on what machine
                       /optuna.db           the sampler's own storage
-                      /trials/0007/trial.json, server.log, …
+                      /trials/0007/candidate.json, trial.json, server.log
 ```
-A trial's ``trial.json`` is written once, when the trial has ended; a folder without it is a trial that was
-cut short.
+A trial's ``candidate.json`` is written before anything is launched, its ``trial.json`` once, when the trial
+has ended; a folder without the second is a trial that was cut short, and is done again.
 """
 
 from __future__ import annotations
@@ -46,16 +46,28 @@ class Predicted(_Record):
     fits: bool
 
 
+class Candidate(_Record):
+    """A configuration about to be tried: ``flags`` as ``TrialRecord`` has them."""
+
+    number: int
+    source: str
+    flags: dict[str, FlagSetting]
+    started: datetime
+
+
 class TrialRecord(_Record):
     """One configuration and what came of it.
 
     Attributes:
         source: ``known:<name>`` for a setting given in the profile, ``search`` for the sampler's own.
-        flags: the engine flags, those fixed by the profile among them.
-        argv: the whole command that was run.
+        flags: the engine flags, the model's and those fixed by the profile among them; host and port are
+            not.
+        argv: the whole command that was run, empty where nothing was launched.
         objective: value of the profile's objective, or None where nothing was measured.
         violations: by limit, how far it was broken as a share of the limit; empty where all are kept.
         feasible: served, right, and within every limit: only such a trial can be the best.
+        boot_s: from launch to ready, in the server's own time.
+        wall_s: the whole trial, on the clock.
     """
 
     number: int
@@ -74,6 +86,11 @@ class TrialRecord(_Record):
     started: datetime
     boot_s: float | None = None
     wall_s: float
+
+    @property
+    def launched(self) -> bool:
+        """A server was started for it."""
+        return bool(self.argv)
 
 
 class StudyRecord(_Record):
@@ -115,6 +132,17 @@ def read_trials(folder: Path) -> list[TrialRecord]:
         DeployError: a record cannot be read.
     """
     return [_read(path, TrialRecord) for path in sorted((folder / "trials").glob("*/trial.json"))]
+
+
+def cut_short(folder: Path) -> list[Candidate]:
+    """Every trial of a study that was begun and never ended, by number."""
+    begun = sorted((folder / "trials").glob("*/candidate.json"))
+    return [_read(path, Candidate) for path in begun if not path.with_name("trial.json").exists()]
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Where a trial of the study in ``folder`` keeps its files."""
+    return folder / "trials" / f"{number:04d}"
 
 
 def _read(path: Path, kind: type[_R]) -> _R:

@@ -1,0 +1,192 @@
+"""Opening a study, a new one or one to go on with, with everything checked that can be before a launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.machine.cards import load_card, match_card
+from dflash_deploy.machine.gpu import Gpu, read_gpus, vram_used_mib
+from dflash_deploy.profile.load import find, load_profile
+from dflash_deploy.profile.schema import Profile
+from dflash_deploy.tune.launching import (
+    Launcher,
+    Simulated,
+    model_flags,
+    real_launcher,
+    simulated_launcher,
+    values,
+)
+from dflash_deploy.tune.records import StudyRecord, read_study
+from dflash_deploy.tune.space import space_of
+from dflash_deploy.tune.study import Rig, create_study, fresh_name, last_study, studies_dir
+from dflash_deploy.tune.trial import Gauge
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where servers are launched.
+
+    Attributes:
+        python: interpreter of the engine, None for the profile's own.
+        port: None for a free one each time.
+    """
+
+    python: Path | None
+    host: str
+    port: int | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A study that is ready to run."""
+
+    folder: Path
+    study: StudyRecord
+    rig: Rig
+
+
+def open_new(
+    profile_name: str | None,
+    *,
+    overrides: Sequence[str],
+    simulate: str | None,
+    time_scale: float,
+    seed: int,
+    name: str | None,
+    place: Place,
+) -> Opened:
+    """Make a study.
+
+    Args:
+        profile_name: name or path; None for the simulated card's own profile.
+        overrides: ``key=value`` settings on top of the profile.
+        simulate: card to simulate, None for the real one.
+        time_scale: simulated seconds in one second of the clock.
+        seed: of the search and of the simulated card.
+        name: the study's, None for one made of profile, date and number.
+        place: where servers are launched.
+
+    Raises:
+        DeployError: the profile, the card, the engine or the name is wrong; nothing has been launched.
+    """
+    if name is not None:
+        _require_name(name)
+    if profile_name is None:
+        profile_name = _default_profile(simulate)
+    profile = load_profile(profile_name, overrides=overrides)
+    card = load_card(simulate).id if simulate else None
+    if simulate:
+        simulated = Simulated(simulate, seed, time_scale)
+        launcher = simulated_launcher(profile, simulated, host=place.host, port=place.port)
+        rig = Rig(launcher, None)
+    else:
+        python = place.python.expanduser().absolute() if place.python else profile.engine.python
+        profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"python": python})})
+        rig = _real_rig(profile, place)
+        card = _card_here(profile)
+    _require_flags(profile, rig.launcher, simulated=simulate is not None)
+    folder, study = create_study(
+        name or fresh_name(find(profile_name).stem),
+        profile,
+        simulated=simulate is not None,
+        card=card,
+        engine_version=rig.launcher.table.version,
+        time_scale=time_scale if simulate else 1.0,
+        seed=seed,
+    )
+    return Opened(folder, study, rig)
+
+
+def open_again(name: str | None, place: Place) -> Opened:
+    """Open a study that there is, with the profile it was begun with.
+
+    Args:
+        name: the study's, None for the last one made.
+        place: where servers are launched.
+
+    Raises:
+        DeployError: there is none, or its engine is gone.
+    """
+    if name is not None:
+        _require_name(name)
+    folder = last_study() if name is None else studies_dir() / name
+    study = read_study(folder)
+    if study.simulated:
+        simulated = Simulated(study.card or "", study.seed, study.time_scale)
+        launcher = simulated_launcher(study.profile, simulated, host=place.host, port=place.port)
+        return Opened(folder, study, Rig(launcher, None))
+    rig = _real_rig(study.profile, place)
+    if rig.launcher.table.version != study.engine_version:
+        raise DeployError(
+            f"study {study.name} was measured on SGLang {study.engine_version}; "
+            f"{rig.launcher.table.version} is installed now, and the two do not compare",
+            fix="start a new study, or give the interpreter of the old one with --python",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    return Opened(folder, study, rig)
+
+
+def _default_profile(simulate: str | None) -> str:
+    if simulate is None:
+        raise DeployError(
+            "which profile is to be tuned? None was given",
+            fix="dflash-deploy profile list, then dflash-deploy tune PROFILE "
+            "(or try without a GPU: dflash-deploy tune --simulate rtx-5090)",
+            exit_code=ExitCode.USAGE,
+        )
+    card = load_card(simulate)
+    if card.default_profile is None:
+        raise DeployError(
+            f"card {card.id} has no profile of its own",
+            fix=f"dflash-deploy profile list, then dflash-deploy tune PROFILE --simulate {card.id}",
+            exit_code=ExitCode.USAGE,
+        )
+    return card.default_profile
+
+
+def _real_rig(profile: Profile, place: Place) -> Rig:
+    launcher = real_launcher(profile, place.python, host=place.host, port=place.port)
+    gpu = _gpu_here()
+    if gpu is None:
+        return Rig(launcher, None)
+    index = gpu.index
+    return Rig(launcher, Gauge(lambda: vram_used_mib(index), gpu.memory_total_mib))
+
+
+def _gpu_here() -> Gpu | None:
+    """The card that a server started here would take first."""
+    reading = read_gpus()
+    visible = reading.visible if reading.visible is not None else tuple(gpu.index for gpu in reading.gpus)
+    by_index = {gpu.index: gpu for gpu in reading.readable}
+    return next((by_index[index] for index in visible if index in by_index), None)
+
+
+def _card_here(profile: Profile) -> str | None:
+    gpu = _gpu_here()
+    card = match_card(gpu.name, gpu.memory_total_mib) if gpu and gpu.name else None
+    return card.id if card else profile.card
+
+
+def _require_flags(profile: Profile, launcher: Launcher, *, simulated: bool) -> None:
+    """Every value that could be launched is one that this engine takes."""
+    launcher.table.spell(values({**model_flags(profile, simulated=simulated), **profile.flags}))
+    for known in profile.known:
+        launcher.table.spell(values(known.flags))
+    for dimension in space_of(profile).dimensions:
+        for value in dimension.values:
+            if value is not None:
+                launcher.table.spell(values({dimension.flag: value}))
+
+
+def _require_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise DeployError(
+            f"{name!r} cannot name a study: letters, digits, dots, dashes and underscores can",
+            exit_code=ExitCode.USAGE,
+        )

@@ -1,0 +1,193 @@
+"""What a person sees while a study runs: a live table on a terminal, a line for each event elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dflash_deploy.profile.schema import FlagSetting, Goal
+from dflash_deploy.tune.records import Candidate, StudyRecord, TrialRecord
+from dflash_deploy.tune.select import best_trial
+from dflash_deploy.tune.space import Settings
+
+GOAL_UNITS: dict[Goal, str] = {
+    "total_tokens_per_s": "tokens/s in all",
+    "user_tokens_per_s": "tokens/s a user",
+    "latency_s": "s an answer",
+    "context_tokens": "tokens of context a user",
+}
+
+_ROWS = 24
+
+
+class Screen(Protocol):
+    """Told of everything that happens in a study."""
+
+    def note(self, text: str) -> None:
+        """Something about the study as a whole."""
+
+    def begun(self, candidate: Candidate) -> None:
+        """A trial begins."""
+
+    def stage(self, text: str) -> None:
+        """Where the running trial stands."""
+
+    def ended(self, record: TrialRecord) -> None:
+        """A trial has ended."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def screen_for(stream: TextIO, study: StudyRecord, trials: Sequence[TrialRecord]) -> Screen:
+    """A live table where ``stream`` is a terminal, plain lines where it is not."""
+    if stream.isatty():
+        return LiveScreen(Console(file=stream), study, trials)
+    return PlainScreen(stream, study, trials)
+
+
+class PlainScreen:
+    """One line an event, without colour."""
+
+    def __init__(self, stream: TextIO, study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
+        self._stream = stream
+        self._study = study
+        self._trials = list(trials)
+        self._number = 0
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        print(text, file=self._stream, flush=True)
+
+    def begun(self, candidate: Candidate) -> None:
+        """Print what is tried."""
+        self._number = candidate.number
+        self.note(f"trial {candidate.number}: {candidate.source}: {searched(self._study, candidate.flags)}")
+
+    def stage(self, text: str) -> None:
+        """Print it, indented."""
+        self.note(f"trial {self._number}:   {text}")
+
+    def ended(self, record: TrialRecord) -> None:
+        """Print the outcome, and the best so far."""
+        self._trials.append(record)
+        self.note(f"trial {record.number}: {outcome_line(self._study, record)}")
+        best = best_trial(self._study, self._trials)
+        if best is not None:
+            self.note(f"best so far: trial {best.number}, {figure(self._study, best.objective)}")
+
+    def __enter__(self) -> Self:
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to end."""
+
+
+class LiveScreen:
+    """A table that grows, with the running trial's stage below it."""
+
+    def __init__(self, console: Console, study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
+        self._study = study
+        self._trials = list(trials)
+        self._running: Candidate | None = None
+        self._stage = ""
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+
+    def note(self, text: str) -> None:
+        """Print it above the table."""
+        self._live.console.print(Text(text))
+
+    def begun(self, candidate: Candidate) -> None:
+        """Show it as running."""
+        self._running, self._stage = candidate, "launching"
+
+    def stage(self, text: str) -> None:
+        """Show it beside the running trial."""
+        self._stage = text
+
+    def ended(self, record: TrialRecord) -> None:
+        """Add it to the table."""
+        self._running = None
+        self._trials.append(record)
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Draw a last time and leave the table standing."""
+        self._running = None
+        self._live.stop()
+
+    def _render(self) -> Group:
+        kind = "simulated" if self._study.simulated else "measured"
+        goal = self._study.profile.objective.optimize
+        table = Table(title=Text(f"{self._study.name} ({kind})"), expand=True)
+        table.add_column("trial", justify="right")
+        table.add_column("outcome")
+        table.add_column(f"{GOAL_UNITS[goal]} ({kind})", justify="right")
+        table.add_column("configuration", ratio=1, no_wrap=True, overflow="ellipsis")
+        best = best_trial(self._study, self._trials)
+        hidden = max(0, len(self._trials) - _ROWS)
+        for trial in self._trials[hidden:]:
+            is_best = best is not None and trial.number == best.number
+            table.add_row(
+                str(trial.number),
+                Text(trial.outcome, style="green" if trial.feasible else "yellow"),
+                "" if trial.objective is None else f"{trial.objective:.2f}",
+                Text(trial.reason or f"{trial.source}: {searched(self._study, trial.flags)}"),
+                style="bold" if is_best else "",
+            )
+        lines: list[Table | Text] = [table]
+        if hidden:
+            lines.insert(0, Text(f"{hidden} earlier trials are not shown"))
+        if best is not None:
+            lines.append(Text(f"best so far: trial {best.number}, {figure(self._study, best.objective)}"))
+        if self._running is not None:
+            lines.append(Text(f"trial {self._running.number} ({self._running.source}): {self._stage}"))
+        return Group(*lines)
+
+
+def outcome_line(study: StudyRecord, record: TrialRecord) -> str:
+    """How a trial ended, in one line."""
+    parts: list[str] = [str(record.outcome)]
+    if record.objective is not None:
+        parts.append(figure(study, record.objective))
+    if record.reason:
+        parts.append(record.reason)
+    return ", ".join(parts)
+
+
+def figure(study: StudyRecord, value: float | None) -> str:
+    """A value of the study's objective with its unit and its kind."""
+    if value is None:
+        return "not measured"
+    kind = "simulated" if study.simulated else "measured"
+    return f"{value:.2f} {GOAL_UNITS[study.profile.objective.optimize]} ({kind})"
+
+
+def searched(study: StudyRecord, flags: Settings) -> str:
+    """The flags that the study varies, with their values here."""
+    parts = [f"{name}={_short(flags[name])}" for name in study.profile.search if name in flags]
+    return " ".join(parts) or "nothing but the fixed flags"
+
+
+def _short(value: FlagSetting) -> str:
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    return "on" if value is True else "off" if value is False else str(value)

@@ -1,0 +1,294 @@
+"""A study from its first trial to its last: what is tried next, until when, what a crash leaves behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from dflash_deploy import __version__, paths
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.profile.schema import FlagSetting, Profile
+from dflash_deploy.tune.feasible import forecast
+from dflash_deploy.tune.launching import Launcher, model_flags
+from dflash_deploy.tune.records import (
+    Candidate,
+    StudyRecord,
+    TrialRecord,
+    cut_short,
+    read_study,
+    read_trials,
+    trial_folder,
+    write_record,
+)
+from dflash_deploy.tune.screen import Screen
+from dflash_deploy.tune.search import Proposal, Search
+from dflash_deploy.tune.select import KNOWN
+from dflash_deploy.tune.space import key_of, space_of, tidy
+from dflash_deploy.tune.trial import Gauge, not_launched, run_trial
+
+Ending = Literal["trials", "minutes", "exhausted", "interrupted"]
+"""Why a study went no further: as many launches as were wanted, the time was up, every configuration has been
+tried, or it was stopped."""
+
+_REFUSALS_PER_LAUNCH = 20
+
+
+@dataclass(frozen=True)
+class Effort:
+    """When to stop: servers launched in the whole study, and minutes of this run."""
+
+    trials: int
+    minutes: float | None = None
+
+
+@dataclass(frozen=True)
+class Rig:
+    """What trials run on: how a server is launched, and how the card's memory is read meanwhile."""
+
+    launcher: Launcher
+    gauge: Gauge | None
+
+
+@dataclass(frozen=True)
+class _Next:
+    source: str
+    settings: dict[str, FlagSetting]
+    proposal: Proposal | None = None
+
+
+def studies_dir() -> Path:
+    """Folder of all studies."""
+    return paths.state_dir() / "studies"
+
+
+def create_study(
+    name: str,
+    profile: Profile,
+    *,
+    simulated: bool,
+    card: str | None,
+    engine_version: str,
+    time_scale: float,
+    seed: int,
+) -> tuple[Path, StudyRecord]:
+    """Make a study's folder and record.
+
+    Raises:
+        DeployError: there is one of this name, or the folder cannot be written.
+    """
+    folder = studies_dir() / name
+    study = StudyRecord(
+        name=name,
+        created=datetime.now(UTC),
+        tool_version=__version__,
+        simulated=simulated,
+        time_scale=time_scale,
+        seed=seed,
+        card=card,
+        engine_version=engine_version,
+        profile=profile,
+    )
+    with writing(folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise DeployError(
+                f"there is a study named {name} already",
+                fix=f"dflash-deploy tune --resume --name {name}, or choose another name",
+                exit_code=ExitCode.UNAVAILABLE,
+            ) from None
+        write_record(folder / "study.json", study)
+    return folder, study
+
+
+def fresh_name(profile_name: str) -> str:
+    """``<profile>-<date>-<n>``, with the first free number."""
+    stem = f"{profile_name}-{datetime.now().astimezone():%Y%m%d}"
+    number = 1
+    while (studies_dir() / f"{stem}-{number}").exists():
+        number += 1
+    return f"{stem}-{number}"
+
+
+def last_study() -> Path:
+    """The study that was made last.
+
+    Raises:
+        DeployError: there is none.
+    """
+    records = list(studies_dir().glob("*/study.json"))
+    if not records:
+        raise DeployError(
+            f"there is no study in {studies_dir()}", fix="dflash-deploy tune", exit_code=ExitCode.MISSING
+        )
+    return max((read_study(record.parent).created, record.parent) for record in records)[1]
+
+
+def run_study(
+    folder: Path, study: StudyRecord, rig: Rig, effort: Effort, screen: Screen
+) -> tuple[list[TrialRecord], Ending]:
+    """Try configurations until the effort is spent; what a former run left unfinished comes first.
+
+    Every trial is on disk before the next begins. Ctrl-C stops the running one, whose record then says
+    "interrupted"; it is tried again when the study is resumed.
+
+    Raises:
+        DeployError: the study is locked, its folder cannot be written, or no server can be started at all.
+    """
+    with locked(folder), writing(folder):
+        for candidate in cut_short(folder):
+            record = not_launched(candidate, "interrupted", "the tuner was ended while it ran")
+            write_record(trial_folder(folder, candidate.number) / "trial.json", record)
+        run = _Run(folder, study, rig, screen)
+        ending = run.until(effort)
+        return run.records, ending
+
+
+class _Run:
+    """The trials of one run of the tuner."""
+
+    def __init__(self, folder: Path, study: StudyRecord, rig: Rig, screen: Screen) -> None:
+        self.records = read_trials(folder)
+        self._folder = folder
+        self._profile = study.profile
+        self._rig = rig
+        self._screen = screen
+        self._model = model_flags(study.profile, simulated=study.simulated)
+        self._search = Search(folder, space_of(study.profile), study.profile.objective.optimize, study.seed)
+        self._search.catch_up(self.records)
+        finished = [record for record in self.records if record.outcome != "interrupted"]
+        self._tried = {self._key(record.flags) for record in finished}
+        self._launched = sum(record.launched for record in finished)
+        self._queue = deque(self._waiting())
+
+    def until(self, effort: Effort) -> Ending:
+        deadline = None if effort.minutes is None else time.monotonic() + 60 * effort.minutes
+        refusals = 0
+        try:
+            while self._launched < effort.trials:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return "minutes"
+                wanted = self._next()
+                if wanted is None or refusals > _REFUSALS_PER_LAUNCH * effort.trials:
+                    return "exhausted"
+                record = self._try(wanted)
+                self._launched += record.launched
+                refusals += not record.launched
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "trials"
+
+    def _waiting(self) -> Iterator[_Next]:
+        """Settings that somebody knows, then those that a former run did not finish."""
+        for known in self._profile.known:
+            yield _Next(f"{KNOWN}{known.name}", tidy({**self._profile.flags, **known.flags}))
+        for record in self.records:
+            if record.outcome == "interrupted":
+                own = {name: value for name, value in record.flags.items() if name not in self._model}
+                yield _Next(record.source, own)
+
+    def _next(self) -> _Next | None:
+        while self._queue:
+            waiting = self._queue.popleft()
+            if self._key(waiting.settings) not in self._tried:
+                return waiting
+        proposal = self._search.propose(self._tried)
+        return _Next("search", proposal.settings, proposal) if proposal else None
+
+    def _key(self, flags: dict[str, FlagSetting]) -> str:
+        return key_of({name: value for name, value in flags.items() if name not in self._model})
+
+    def _try(self, wanted: _Next) -> TrialRecord:
+        number = 1 + max((record.number for record in self.records), default=0)
+        candidate = Candidate(
+            number=number,
+            source=wanted.source,
+            flags={**self._model, **wanted.settings},
+            started=datetime.now(UTC),
+        )
+        folder = trial_folder(self._folder, number)
+        write_record(folder / "candidate.json", candidate)
+        self._screen.begun(candidate)
+        try:
+            record = self._run_or_refuse(candidate)
+        except KeyboardInterrupt:
+            record = not_launched(candidate, "interrupted", "stopped by hand")
+            self._keep(folder, wanted, record)
+            raise
+        self._keep(folder, wanted, record)
+        self._tried.add(self._key(candidate.flags))
+        return record
+
+    def _run_or_refuse(self, candidate: Candidate) -> TrialRecord:
+        known = forecast(self._profile, candidate.flags)
+        if known.refusal is not None:
+            return not_launched(candidate, "infeasible", known.refusal, predicted=known.predicted)
+        return run_trial(
+            candidate,
+            folder=self._folder,
+            profile=self._profile,
+            launcher=self._rig.launcher,
+            gauge=self._rig.gauge,
+            predicted=known.predicted,
+            on_stage=self._screen.stage,
+        )
+
+    def _keep(self, folder: Path, wanted: _Next, record: TrialRecord) -> None:
+        write_record(folder / "trial.json", record)
+        self.records.append(record)
+        if wanted.proposal is not None:
+            self._search.tell(wanted.proposal, record)
+        elif record.outcome != "interrupted":
+            self._search.add(record)
+        self._screen.ended(record)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other tuners out of a study; the lock goes with the process, however it ends.
+
+    Raises:
+        DeployError: another tuner has it.
+    """
+    with writing(folder), (folder / "lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(64).strip()
+            raise DeployError(
+                f"another tuner works on {folder.name}"
+                + (f" (process {holder})" if holder.isdigit() else ""),
+                fix="wait for it, or start a study of its own with another --name",
+                exit_code=ExitCode.UNAVAILABLE,
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a missing permission into words.
+
+    Raises:
+        DeployError: ``folder`` could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DeployError(
+            f"{error.filename or folder} cannot be written: {error.strerror or error}; "
+            "what had ended until then is kept",
+            fix="free some space or mend the permissions, then dflash-deploy tune --resume",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error

@@ -1,0 +1,286 @@
+"""What a study came to: for people as lines, for scripts as one JSON object (docs/json.md)."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from dflash_deploy.bench.measurement import Measurement, Spread
+from dflash_deploy.engine.sglang.command import launch_argv
+from dflash_deploy.engine.sglang.flags import FlagTable
+from dflash_deploy.profile.schema import FlagSetting, Goal
+from dflash_deploy.tune.launching import values
+from dflash_deploy.tune.limits import figures, limits_of, unchecked
+from dflash_deploy.tune.records import Outcome, Predicted, StudyRecord, TrialRecord
+from dflash_deploy.tune.screen import GOAL_UNITS, figure
+from dflash_deploy.tune.select import KNOWN, Gain, best_trial, gain, spread_of
+from dflash_deploy.tune.study import Ending
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Objective(_Part):
+    """What was optimised, and in which unit its values are."""
+
+    goal: Goal
+    unit: str
+
+
+class Best(_Part):
+    """The configuration to take. ``command`` is for a person's shell."""
+
+    trial: int
+    source: str
+    flags: dict[str, FlagSetting]
+    env: dict[str, str]
+    command: str
+    measured: Measurement | None
+    predicted: Predicted | None
+    simulated: bool
+    objective: float
+    spread: Spread
+
+
+class Baseline(_Part):
+    """A known setting, and by how much the best beats it; ``gain`` is None where it was not measured."""
+
+    name: str
+    source: str
+    trial: int
+    outcome: Outcome
+    reason: str | None
+    objective: float | None
+    spread: Spread | None
+    gain: Gain | None
+    distinguishable: bool | None
+
+
+class Trial(_Part):
+    """One trial in short."""
+
+    number: int
+    source: str
+    outcome: Outcome
+    reason: str | None
+    feasible: bool
+    launched: bool
+    objective: float | None
+    flags: dict[str, FlagSetting]
+    violations: dict[str, float]
+    boot_s: float | None
+    wall_s: float
+
+
+class Summary(_Part):
+    """The object that ``tune --json`` ends with."""
+
+    study: str
+    folder: Path
+    simulated: bool
+    card: str | None
+    engine_version: str
+    objective: Objective
+    ended_by: Ending
+    best: Best | None
+    baselines: list[Baseline]
+    trials: list[Trial]
+    unchecked_limits: list[str]
+    next_command: str | None
+
+
+def summarize(folder: Path, study: StudyRecord, trials: Sequence[TrialRecord], ending: Ending) -> Summary:
+    """Put a study's results together."""
+    goal = study.profile.objective.optimize
+    best = best_trial(study, trials)
+    return Summary(
+        study=study.name,
+        folder=folder,
+        simulated=study.simulated,
+        card=study.card,
+        engine_version=study.engine_version,
+        objective=Objective(goal=goal, unit=GOAL_UNITS[goal]),
+        ended_by=ending,
+        best=_best(study, best) if best else None,
+        baselines=list(_baselines(study, trials, best)),
+        trials=[_short(trial) for trial in trials],
+        unchecked_limits=_unchecked(study, best) if best else [],
+        next_command=f"dflash-deploy emit {study.name}" if best else None,
+    )
+
+
+def serving_command(study: StudyRecord, flags: dict[str, FlagSetting]) -> str:
+    """The command that serves a configuration, at the service's own address, quoted for a shell."""
+    service, engine = study.profile.service, study.profile.engine
+    argv = launch_argv(
+        engine.python or Path("python"),
+        values(flags),
+        host=service.host,
+        port=service.port,
+        table=FlagTable.for_version(study.engine_version),
+    )
+    env = [f"{name}={value}" for name, value in study.profile.env.items()]
+    return shlex.join((*(("env", *env) if env else ()), *argv))
+
+
+def lines(study: StudyRecord, summary: Summary) -> Iterator[str]:
+    """The result for a person."""
+    best = summary.best
+    kind = "simulated" if summary.simulated else "measured"
+    yield ""
+    yield f"study {summary.study}: {_counts(summary)}; {_ENDINGS[summary.ended_by]}"
+    if best is None:
+        yield from _nothing_feasible(summary)
+        return
+    unit = summary.objective.unit
+    yield (
+        f"best: trial {best.trial} ({best.source}), {best.objective:.2f} {unit} ({kind}; "
+        f"rounds {best.spread.low:.2f} to {best.spread.high:.2f})"
+    )
+    if best.measured is not None:
+        yield from (f"  {line}" for line in _measured_lines(best.measured, kind))
+    for baseline in summary.baselines:
+        yield f"  {_against(study, best, baseline)}"
+    if summary.unchecked_limits:
+        yield f"  could not be checked here: {', '.join(summary.unchecked_limits)}"
+    yield "command:"
+    yield f"  {best.command}"
+    if summary.simulated:
+        yield "every figure above is simulated: it says nothing about a real card until measured on one"
+    yield f"next: {summary.next_command}"
+
+
+_ENDINGS: dict[Ending, str] = {
+    "trials": "all launches done",
+    "minutes": "the time is up",
+    "exhausted": "nothing is left to try",
+    "interrupted": "stopped by hand, resume with dflash-deploy tune --resume",
+}
+
+_ADVICE: dict[Outcome, str] = {
+    "failed": "read server.log of one in the study's folder; if memory ran out, search lower values of "
+    "mem-fraction-static or max-total-tokens",
+    "infeasible": "loosen objective.constraints, or ask for fewer users or less context",
+    "degraded": "search lower values of mem-fraction-static, or more state slots (max-mamba-cache-size)",
+    "bad-output": "the answers are wrong: try another quantisation, KV type or draft model",
+    "unstable": "the server died or stalled under load: read server.log of one in the study's folder",
+}
+
+
+def _counts(summary: Summary) -> str:
+    outcomes = Counter(trial.outcome for trial in summary.trials)
+    launches = sum(trial.launched for trial in summary.trials)
+    return f"{launches} launches ({', '.join(f'{count} {name}' for name, count in outcomes.items())})"
+
+
+def _nothing_feasible(summary: Summary) -> Iterator[str]:
+    yield "no configuration served within the limits"
+    reasons = Counter(
+        (trial.outcome, trial.reason or "")
+        for trial in summary.trials
+        if trial.outcome not in ("served", "interrupted")
+    )
+    for (outcome, reason), count in reasons.most_common(5):
+        yield f"  {count} x {outcome}: {reason}"
+    for outcome in dict.fromkeys(outcome for (outcome, _), _ in reasons.most_common()):
+        yield f"  what to change ({outcome}): {_ADVICE[outcome]}"
+    yield f"  records and logs: {summary.folder}"
+
+
+def _measured_lines(measured: Measurement, kind: str) -> Iterator[str]:
+    total, user = measured.total_tokens_per_s, measured.user_tokens_per_s
+    yield (
+        f"{total.median:.2f} tokens/s in all, {user.median:.2f} a user (lowest {user.low:.2f}) "
+        f"with {measured.users} at once ({kind})"
+    )
+    yield (
+        f"time to first token {1000 * measured.ttft_s.median:.0f} ms, 95th percentile "
+        f"{1000 * measured.ttft_p95_s:.0f} ms, cold {1000 * measured.cold_ttft_s:.0f} ms ({kind})"
+    )
+    if measured.accept_length is not None:
+        yield f"accept length {measured.accept_length:.2f} tokens a step ({kind})"
+    if measured.vram_used_mib is not None:
+        of = f" of {measured.vram_total_mib}" if measured.vram_total_mib is not None else ""
+        yield f"VRAM {measured.vram_used_mib}{of} MiB at the peak ({kind})"
+
+
+def _against(study: StudyRecord, best: Best, baseline: Baseline) -> str:
+    name = f"{baseline.name} (trial {baseline.trial}, {figure(study, baseline.objective)})"
+    if baseline.gain is None:
+        return f"against {name}: {baseline.outcome}, {baseline.reason or 'no figure'}"
+    if baseline.trial == best.trial:
+        return f"nothing that was tried is distinguishably better than {name}: keep it"
+    spread = f"by round {baseline.gain.low:+.1%} to {baseline.gain.high:+.1%}"
+    if not baseline.distinguishable:
+        return f"indistinguishable from {name}: {spread}"
+    word = "better" if baseline.gain.median > 0 else "worse"
+    return f"{abs(baseline.gain.median):.1%} {word} than {name}, {spread}"
+
+
+def _best(study: StudyRecord, trial: TrialRecord) -> Best:
+    spread = spread_of(trial, study.profile.objective.optimize)
+    assert trial.objective is not None  # noqa: S101  (the best has a figure)
+    assert spread is not None  # noqa: S101
+    return Best(
+        trial=trial.number,
+        source=trial.source,
+        flags=trial.flags,
+        env=study.profile.env,
+        command=serving_command(study, trial.flags),
+        measured=trial.measured,
+        predicted=trial.predicted,
+        simulated=study.simulated,
+        objective=trial.objective,
+        spread=spread,
+    )
+
+
+def _baselines(
+    study: StudyRecord, trials: Sequence[TrialRecord], best: TrialRecord | None
+) -> Iterator[Baseline]:
+    goal = study.profile.objective.optimize
+    sources = {known.name: known.source for known in study.profile.known}
+    for trial in trials:
+        name = trial.source.removeprefix(KNOWN)
+        if not trial.source.startswith(KNOWN) or trial.outcome == "interrupted":
+            continue
+        found = gain(best, trial, goal) if best else None
+        yield Baseline(
+            name=name,
+            source=sources.get(name, ""),
+            trial=trial.number,
+            outcome=trial.outcome,
+            reason=trial.reason,
+            objective=trial.objective,
+            spread=spread_of(trial, goal),
+            gain=found,
+            distinguishable=found.distinguishable if found else None,
+        )
+
+
+def _unchecked(study: StudyRecord, best: TrialRecord) -> list[str]:
+    if best.measured is None or best.boot is None:
+        return []
+    found = figures(best.measured, best.boot, study.profile.workload.users)
+    return list(unchecked(found, limits_of(study.profile)))
+
+
+def _short(trial: TrialRecord) -> Trial:
+    return Trial(
+        number=trial.number,
+        source=trial.source,
+        outcome=trial.outcome,
+        reason=trial.reason,
+        feasible=trial.feasible,
+        launched=trial.launched,
+        objective=trial.objective,
+        flags=trial.flags,
+        violations=trial.violations,
+        boot_s=trial.boot_s,
+        wall_s=trial.wall_s,
+    )

@@ -1,0 +1,212 @@
+"""One trial: launch, measure, judge, stop. However it goes, the result is a record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_deploy.bench.measure import measure
+from dflash_deploy.bench.measurement import Measurement, NotMeasured
+from dflash_deploy.bench.prompts import mixed_prompts
+from dflash_deploy.engine.boot import BootRecord
+from dflash_deploy.engine.launch import Launch
+from dflash_deploy.engine.sglang.http import server_info
+from dflash_deploy.profile.schema import Profile
+from dflash_deploy.server.outcome import NotServed
+from dflash_deploy.server.ports import free_port
+from dflash_deploy.server.process import Server
+from dflash_deploy.tune.launching import Launcher
+from dflash_deploy.tune.limits import describe, figures, limits_of, objective_value, violations
+from dflash_deploy.tune.records import Candidate, Outcome, Predicted, TrialRecord, trial_folder
+
+_DEGRADING = frozenset({"draft-graph-lost", "draft-head-eager"})
+"""What a server says it goes without although speed hangs on it."""
+
+_SLOWEST_TOKENS_PER_S = 0.5
+_ASK_S = 5.0
+
+
+class _Verdict(NamedTuple):
+    outcome: Outcome
+    reason: str | None = None
+    measured: Measurement | None = None
+    objective: float | None = None
+    violations: dict[str, float] = {}  # noqa: RUF012  (never changed)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """How the card's memory is read while a server is loaded, in MiB."""
+
+    used_mib: Callable[[], int | None]
+    total_mib: int | None
+
+
+def run_trial(
+    candidate: Candidate,
+    *,
+    folder: Path,
+    profile: Profile,
+    launcher: Launcher,
+    gauge: Gauge | None,
+    predicted: Predicted | None,
+    on_stage: Callable[[str], None],
+) -> TrialRecord:
+    """Try one configuration.
+
+    Args:
+        candidate: what to launch.
+        folder: the study's.
+        profile: the load to measure and the limits to keep.
+        launcher: makes the command.
+        gauge: the card's memory, None for a simulated card (which tells by itself) or where there is none.
+        predicted: the plan's figures, kept in the record.
+        on_stage: told where it stands, in a few words.
+
+    Raises:
+        DeployError: what a person must fix before any trial can go on.
+    """
+    begun = time.monotonic()
+    launch = launcher.launch(candidate.flags, launcher.port or free_port(launcher.host))
+    server = Server(
+        launch,
+        trial_folder(folder, candidate.number),
+        on_progress=lambda progress: on_stage(progress.detail),
+    )
+    boot: BootRecord
+    with server:
+        started = server.start()
+        boot = started.boot
+        if isinstance(started, NotServed):
+            verdict = _Verdict("failed", f"{started.stage}: {started.reason}")
+        elif missing := _degradation(boot, profile.workload.users):
+            verdict = _Verdict("degraded", missing)
+        else:
+            verdict = _judge(profile, boot, server, _measure(profile, launch, gauge, on_stage))
+        on_stage("stopping")
+        leftovers = server.stop().leftovers
+    return TrialRecord(
+        number=candidate.number,
+        source=candidate.source,
+        flags=candidate.flags,
+        argv=list(launch.argv),
+        env=dict(launch.env),
+        outcome=verdict.outcome,
+        reason="; ".join(filter(None, (verdict.reason, *leftovers))) or None,
+        boot=server.boot or boot,
+        measured=verdict.measured,
+        predicted=predicted,
+        objective=verdict.objective,
+        violations=verdict.violations,
+        feasible=verdict.outcome == "served",
+        started=candidate.started,
+        boot_s=started.boot_s,
+        wall_s=time.monotonic() - begun,
+    )
+
+
+def not_launched(
+    candidate: Candidate, outcome: Outcome, reason: str, *, predicted: Predicted | None = None
+) -> TrialRecord:
+    """The record of a trial that came to nothing: refused before its launch, or cut short."""
+    return TrialRecord(
+        number=candidate.number,
+        source=candidate.source,
+        flags=candidate.flags,
+        argv=[],
+        env={},
+        outcome=outcome,
+        reason=reason,
+        predicted=predicted,
+        feasible=False,
+        started=candidate.started,
+        wall_s=max(0.0, (datetime.now(candidate.started.tzinfo) - candidate.started).total_seconds()),
+    )
+
+
+def _judge(
+    profile: Profile, boot: BootRecord, server: Server, measured: Measurement | NotMeasured
+) -> _Verdict:
+    users = profile.workload.users
+    if isinstance(measured, NotMeasured):
+        return _broken(measured, server)
+    if not server.alive:
+        return _Verdict("unstable", f"died under load{_last_words(server)}", measured)
+    if measured.faults:
+        return _Verdict("bad-output", "; ".join(measured.faults), measured)
+    found, limits = figures(measured, boot, users), limits_of(profile)
+    objective = objective_value(profile.objective.optimize, measured, boot, users)
+    if broken := violations(found, limits):
+        reason = describe(broken, found, limits)
+        return _Verdict("infeasible", reason, measured, objective, broken)
+    return _Verdict("served", None, measured, objective)
+
+
+def _degradation(boot: BootRecord, users: int) -> str | None:
+    running = boot.max_running_requests
+    if running is not None and running < users:
+        return f"serves {running} at once, {users} are wanted"
+    lost = [degradation.text for degradation in boot.degradations if degradation.id in _DEGRADING]
+    return "; ".join(lost) or None
+
+
+def _measure(
+    profile: Profile, launch: Launch, gauge: Gauge | None, on_stage: Callable[[str], None]
+) -> Measurement | NotMeasured:
+    workload, wanted = profile.workload, profile.measure
+    read, total_mib = _simulated_gauge(launch) if launch.simulated else _real_gauge(gauge)
+    return measure(
+        launch.base_url,
+        users=workload.users,
+        prompts=mixed_prompts(workload.tasks, workload.users * max(wanted.rounds, wanted.warm_up)),
+        output_tokens=workload.output_tokens,
+        rounds=wanted.rounds,
+        warm_up=wanted.warm_up,
+        time_scale=launch.time_scale,
+        vram=read,
+        vram_total_mib=total_mib,
+        # Asking the simulator takes time from the streams that it is sending.
+        vram_every_s=3600.0 if launch.simulated else 0.25,
+        accept_length=lambda: _accept_length(launch),
+        timeout_s=60.0 + workload.output_tokens / _SLOWEST_TOKENS_PER_S,
+        model=profile.model.served_name or "default",
+        check_output=wanted.check_output,
+        # The server is fresh, so nothing is cached; and every trial is asked the very same questions.
+        salt="trial",
+        on_round=on_stage,
+    )
+
+
+def _real_gauge(gauge: Gauge | None) -> tuple[Callable[[], int | None] | None, int | None]:
+    return (gauge.used_mib, gauge.total_mib) if gauge else (None, None)
+
+
+def _simulated_gauge(launch: Launch) -> tuple[Callable[[], int | None], int | None]:
+    def used_mib() -> int | None:
+        info = server_info(launch.base_url, timeout_s=_ASK_S)
+        used = info.simulator.vram_used_mib if info and info.simulator else None
+        return None if used is None else round(used)
+
+    info = server_info(launch.base_url, timeout_s=_ASK_S)
+    total = info.simulator.vram_total_mib if info and info.simulator else None
+    return used_mib, None if total is None else round(total)
+
+
+def _accept_length(launch: Launch) -> float | None:
+    info = server_info(launch.base_url, timeout_s=_ASK_S)
+    return info.accept_length if info else None
+
+
+def _broken(measured: NotMeasured, server: Server) -> _Verdict:
+    if server.alive and "HTTP 4" in measured.reason:
+        return _Verdict("infeasible", measured.reason)
+    return _Verdict("unstable", f"{measured.reason}{_last_words(server)}")
+
+
+def _last_words(server: Server) -> str:
+    boot = server.boot
+    return f" ({boot.failure.message})" if boot and boot.failure else ""
