@@ -371,6 +371,7 @@ def _message(detail: ErrorDetails, key: KeyPath, schema: type[BaseModel]) -> str
             return f"expected {_EXPECTED[kind]}, found {found}"
         case _:
             said = detail["msg"].removeprefix("Input should be ").removeprefix("Value should be ")
+            said = f"a number {said}" if said.startswith(("greater", "less")) else said
             return f"expected {said}, found {found}" if said != detail["msg"] else f"{said} (found {found})"
 
 
