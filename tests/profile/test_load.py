@@ -208,7 +208,7 @@ class TestMistakes:
             "workload: {users: '2', context_tokens: true, output_tokens: 8, task: {}}\n"
             "objective: {optimize: latency, constraints: {ttft_p95_s: {}}}\n"
             "flags: {kv-cache-dtyp: x, api-key: secret, --page-size: 1, page-size: abc}\n"
-            "search: {max-running-requests: {low: 4, high: 1}}\n"
+            "search: {max-running-requests: {low: 4, high: 1, step: 1}}\n"
             "env: {A-B: x, C: 1}\n"
             "service: {name: Has Space, port: 0, host: 0.0.0.0}\n"
         )
@@ -360,9 +360,8 @@ class TestWriting:
 
 
 _MUTATIONS = st.sampled_from(
-    [b"", b"null", b"[", b"]", b"{", b"}", b":", b"- ", b"\t", b"\x00", b"\xff", b"&a ", b"*a", b"!!x "]
-    + [b"---\n", b"'", b'"', b"1e400", b".nan", b"\n  ", b"|", b"? ", b"<<: ", b"true", b"-1", b"9" * 30]
-)
+    [b"", b"null", b"---\n", b"\xff", b"1e400", b".nan", b"<<: ", b"true", b"-1", b"9" * 30]
+) | (st.binary(min_size=1, max_size=3))
 _KEYS = st.sampled_from(
     ["workload.users", "search", "search.x.low", "flags", "known", "service.host", "extends", "card", "env.A"]
 )
