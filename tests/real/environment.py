@@ -59,11 +59,17 @@ class ServingEnvironment:
 
     def variables(self) -> dict[str, str]:
         """Environment variables to start the server with."""
-        return {"PYTHONPATH": str(STUBS), "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
+        return {
+            "PYTHONPATH": str(STUBS),
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "HF_HUB_OFFLINE": "1",
+            # More would wait for one another in turns when the machine is busy, a hundred times slower.
+            "OMP_NUM_THREADS": "1",
+        }
 
 
 def cache_root() -> Path:
-    """Folder that holds what the lanes make and keep: ``DFLASH_CI_CACHE``, else one under the user's cache."""
+    """Folder of what the lane makes and keeps: ``DFLASH_CI_CACHE``, else one under the user's cache."""
     given = os.environ.get("DFLASH_CI_CACHE")
     if given:
         return Path(given).expanduser().resolve()
@@ -82,7 +88,8 @@ def serving_environment() -> ServingEnvironment:
 def make() -> ServingEnvironment:
     """Make the environment if it is not there; a second maker waits for the first.
 
-    ``DFLASH_CI_PIP_ARGS`` holds further arguments for pip when it installs torch, such as an index of CPU builds.
+    ``DFLASH_CI_PIP_ARGS`` holds further arguments for pip when it installs torch, such as an index of
+    CPU builds.
 
     Raises:
         EnvironmentMissingError: this machine lacks something, or an installation failed.
@@ -117,7 +124,7 @@ def make_tiny_model(environment: ServingEnvironment) -> Path:
         EnvironmentMissingError: it could not be made.
     """
     sources = TINY_MODEL.read_bytes() + LICENSE.read_bytes()
-    folder = cache_root() / f"tiny-model-{hashlib.sha256(sources).hexdigest()[:12]}"
+    folder = environment.folder.parent / f"tiny-model-{hashlib.sha256(sources).hexdigest()[:12]}"
     with _only_one_maker(folder):
         if not folder.is_dir():
             half_made = folder.with_name(f"{folder.name}.making")
@@ -159,7 +166,7 @@ def _python_3_11() -> str:
         return sys.executable
     found = shutil.which("python3.11")
     if found is None:
-        raise EnvironmentMissingError("the SGLang wheel is for Python 3.11, and there is no python3.11 on the PATH")
+        raise EnvironmentMissingError("the SGLang wheel is for Python 3.11: no python3.11 on the PATH")
     return found
 
 
@@ -172,13 +179,13 @@ def _run(what: str, *command: str, variables: Mapping[str, str] = MappingProxyTy
 
 
 def _say(text: str) -> None:
-    print(f"real lane: {text}", file=sys.stderr, flush=True)
+    print(f"real lane: {text}", file=sys.stderr, flush=True)  # noqa: T201  # a script
 
 
 if __name__ == "__main__":
     try:
         made = make()
         make_tiny_model(made)
-        print(made.python)
+        print(made.python)  # noqa: T201  # a script
     except EnvironmentMissingError as error:
         sys.exit(f"real lane: {error}")

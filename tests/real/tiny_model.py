@@ -83,7 +83,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
             for choice in torch.randint(len(words), (2,)).tolist():
                 model.lm_head.weight[words[choice]] += meaning[token] / config.hidden_size**0.5
         for layer in model.model.layers:
-            # Sharp attention, to a few places and not to the mean of all: else the choice hardly ever changes.
+            # Sharp attention, to a few places and not to the mean of all: else the choice hardly changes.
             layer.self_attn.q_norm.weight.fill_(4)
     return model.to(torch.bfloat16)
 

@@ -1,4 +1,5 @@
 """Attention over a paged cache, registered under the names of SGLang's CPU kernels."""
+# ruff: noqa: PLR0917  # their arguments are SGLang's
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def _operation(schema: str):
     " Tensor new_starts, int? most_new, float scale, float logit_cap, bool cross, int window,"
     " Tensor? encoder_lens, Tensor? sinks, Tensor? tree_mask, bool causal) -> ()"
 )
-def extend_attention_cpu(  # noqa: D103
+def extend_attention_cpu(
     q, _k, _v, out, keys, values, key_scale, value_scale, table, requests, seq_lens, new_tokens,
     new_starts, _most_new, scale, logit_cap, cross, window, _encoder_lens, sinks, tree_mask, causal,
 ):  # fmt: skip
@@ -49,7 +50,7 @@ def extend_attention_cpu(  # noqa: D103
     " Tensor seq_lens, float scale, float logit_cap, bool cross, int window, Tensor? encoder_lens,"
     " Tensor? sinks) -> ()"
 )
-def decode_attention_cpu(  # noqa: D103
+def decode_attention_cpu(
     q, keys, values, key_scale, value_scale, out, k, v, slots, _scratch, table, requests,
     seq_lens, scale, logit_cap, cross, window, _encoder_lens, sinks,
 ):  # fmt: skip

@@ -1,8 +1,8 @@
 """Trees of draft tokens: their shape, and which path of one the target model agrees with.
 
-A tree of ``n`` nodes is numbered so that a parent comes before its children; node 0 is the root, the token that
-is already certain. Trees of a batch lie one after the other, so that node ``i`` of tree ``b`` is ``b * n + i``.
--1 stands for no node.
+A tree of ``n`` nodes is numbered so that a parent comes before its children; node 0 is the root, the token
+that is already certain. Trees of a batch lie one after the other, so that node ``i`` of tree ``b`` is
+``b * n + i``. -1 stands for no node.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def reconstruct_indices_from_tree_mask(
+def reconstruct_indices_from_tree_mask(  # noqa: PLR0917  # as SGLang calls it
     mask: Tensor,
     committed_tokens: Tensor,
     positions: Tensor,
@@ -62,7 +62,8 @@ def verify_tree_greedy_cpu(
     """Walk down every tree for as long as a child holds the token that the target would choose."""
     trees, most = accept_index.shape
     nodes = candidates.shape[1]
-    tokens, index, chosen = candidates.tolist(), retrive_index.tolist(), target_predict.reshape(trees, nodes).tolist()
+    tokens, index = candidates.tolist(), retrive_index.tolist()
+    chosen = target_predict.reshape(trees, nodes).tolist()
     first_child, next_sibling = retrive_next_token.tolist(), retrive_next_sibling.tolist()
     for tree in range(trees):
         path = [0]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from absent import anything, fill
+
 from triton import runtime as runtime
 
 __version__ = "0.0.0"

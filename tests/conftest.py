@@ -1,0 +1,31 @@
+"""What holds for every test: nothing of the person who runs them is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+XDG_FOLDERS = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Folders for what lives longer than one test, such as a server that several tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        _set_folders(patch, tmp_path_factory.mktemp("session-xdg"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(
+    _session_folders: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of this test's own, for the code under test and for the processes it starts."""
+    _set_folders(monkeypatch, tmp_path_factory.mktemp("xdg"))
+
+
+def _set_folders(patch: pytest.MonkeyPatch, root: Path) -> None:
+    for name in XDG_FOLDERS:
+        patch.setenv(name, str(root / name.removeprefix("XDG_").removesuffix("_HOME").lower()))

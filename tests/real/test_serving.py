@@ -1,0 +1,120 @@
+"""The real server: its start is read right, it is measured, its speculation is real, its end is clean."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from dflash_deploy.bench.measure import measure
+from dflash_deploy.bench.measurement import Measurement
+from dflash_deploy.bench.prompts import mixed_prompts
+from dflash_deploy.engine.boot import Stage
+
+from .conftest import HOST, Running, run
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def plain(sglang, smoke_flags, tmp_path_factory) -> Iterator[Running]:
+    """A server without speculation."""
+    flags = {name: value for name, value in smoke_flags.items() if not name.startswith("speculative-")}
+    yield from run(sglang.launch(flags), tmp_path_factory.mktemp("plain"))
+
+
+def test_the_log_tells_what_was_started(speculating):
+    boot = speculating.served.boot
+    assert boot.ready
+    assert boot.failure is None
+    assert [weights.architecture for weights in boot.weights] == ["Qwen3ForCausalLM"]
+    assert boot.kv_tokens == 8192
+    assert [(pool.tokens, pool.dtype) for pool in boot.kv_pools] == [(8192, "float32")]
+    assert boot.max_running_requests == 4
+    assert boot.context_tokens == 4096
+    assert dict(boot.startup_timings_s).keys() >= {"load_weight", "kv_cache_allocation", "tokenizer_e2e"}
+    assert 0 < boot.free_at_ready_gib <= boot.free_before_load_gib
+
+
+def test_progress_goes_forward_to_serving(speculating):
+    stages = [progress.stage for progress in speculating.progress]
+    assert stages == sorted(stages, key=list(Stage).index)
+    assert {Stage.LOAD, Stage.SERVING} <= set(stages)
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_users_at_once_get_every_token_and_sound_text(speculating, users):
+    measured = measure(
+        speculating.launch.base_url,
+        users=users,
+        prompts=mixed_prompts({"instruction": 1, "code": 1}, 8),
+        output_tokens=96,
+        rounds=2,
+        warm_up=1,
+        timeout_s=120,
+    )
+    assert isinstance(measured, Measurement), measured
+    assert measured.users == users
+    assert measured.output_tokens == 96 * users * 2
+    assert measured.faults == ()
+    for spread in (
+        measured.total_tokens_per_s,
+        measured.user_tokens_per_s,
+        measured.ttft_s,
+        measured.latency_s,
+    ):
+        assert 0 < spread.low <= spread.median <= spread.high
+    assert measured.ttft_s.high < measured.latency_s.high
+    if users == 1:
+        assert measured.total_tokens_per_s.median < measured.user_tokens_per_s.median
+
+
+def test_a_question_asked_again_is_answered_in_fewer_steps_with_the_same_text(speculating):
+    first, first_accept_length = generate(speculating, "What does a lock file hold?")
+    again, again_accept_length = generate(speculating, "What does a lock file hold?")
+    assert again == first
+    assert 1 < first_accept_length < 4 < again_accept_length <= 8
+
+
+def test_speculation_changes_no_text(speculating, plain):
+    for prompt in ("def main():", "The quick brown fox", "Explain what a lock file is."):
+        text, accept_length = generate(plain, prompt)
+        assert accept_length is None
+        assert generate(speculating, prompt)[0] == text
+
+
+def test_a_stop_is_graceful_and_leaves_nothing(plain):
+    """The last test that uses this server."""
+    main = psutil.Process(plain.server.pid)
+    children = main.children(recursive=True)
+    assert children
+    environment = main.environ()
+    report = plain.server.stop()
+    assert report.graceful
+    assert report.exit_status == 0
+    assert report.leftovers == ()
+    assert not psutil.pid_exists(main.pid)
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not Path(environment["TMPDIR"]).exists()
+    with socket.socket() as listener:
+        listener.bind((HOST, plain.launch.port))
+
+
+def generate(running: Running, prompt: str) -> tuple[str, float | None]:
+    """A greedy answer, and tokens per verify step."""
+    response = httpx.post(
+        f"{running.launch.base_url}/generate",
+        json={
+            "text": prompt,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True},
+        },
+        timeout=120,
+    )
+    answer = response.raise_for_status().json()
+    assert answer["meta_info"]["completion_tokens"] == 200
+    steps = answer["meta_info"].get("spec_verify_ct")
+    return answer["text"], 200 / steps if steps else None
