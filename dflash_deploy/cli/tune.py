@@ -17,11 +17,12 @@ def tune(
     profile: Annotated[
         str | None,
         typer.Argument(
-            help="Profile to tune: a name (dflash-deploy profile list) or the path of a file. With --simulate, "
-            "the card's own profile when left out. With --resume, the study to go on with.",
+            help="Profile to tune: a name (dflash-deploy profile list) or the path of a file. With "
+            "--simulate, the card's own profile when left out. With --resume, the study to go on with.",
             show_default=False,
         ),
     ] = None,
+    *,
     profile_option: Annotated[
         str | None, typer.Option("--profile", "-p", help="The same as the argument.", metavar="PROFILE")
     ] = None,
@@ -87,7 +88,7 @@ def tune(
     progress = sys.stderr if json else sys.stdout
     with stop_once():
         for sentence in end_orphans():
-            print(sentence, file=sys.stderr)
+            typer.echo(sentence, err=True)
         opened = (
             open_again(name or wanted, place)
             if resume
@@ -107,9 +108,9 @@ def tune(
             records, ending = run_study(folder, study, opened.rig, Effort(trials, minutes), screen)
     summary = summarize(folder, study, records, ending)
     for line in lines(study, summary):
-        print(line, file=progress)
+        typer.echo(line, err=json)
     if json:
-        print(summary.model_dump_json())
+        typer.echo(summary.model_dump_json())
     if ending == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if summary.best is None:

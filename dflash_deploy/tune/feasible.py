@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_deploy.checkpoint.cards import ModelCard, find_model_card
+from dflash_deploy.errors import DeployError
+from dflash_deploy.plan.budget import Budget
+from dflash_deploy.plan.vram import plan_budget
 from dflash_deploy.profile.schema import Profile
+from dflash_deploy.tune.launching import values
 from dflash_deploy.tune.records import Predicted
 from dflash_deploy.tune.space import Settings
+
+_DOUBT_MIB = 400.0
+"""The plan's empirical parts may be too high by this much at the sizing: a refusal needs more."""
+
+_LEAST_HEADROOM_MIB = -1024.0
+_LEAST_CONTEXT = 0.9
 
 
 @dataclass(frozen=True)
@@ -22,10 +33,67 @@ class Forecast:
     predicted: Predicted | None = None
 
 
-def forecast(profile: Profile, flags: Settings) -> Forecast:
-    """Judge a configuration by what is certain, without launching it."""
-    users = profile.workload.users
-    running = flags.get("max-running-requests")
-    if isinstance(running, int) and running < users:
-        return Forecast(f"max-running-requests {running} is below the {users} users")
-    return Forecast()
+@dataclass(frozen=True)
+class Forecaster:
+    """The plan for one profile on one card.
+
+    ``memory_mib`` is None where there is no card, or none that tells its memory.
+    """
+
+    profile: Profile
+    version: str
+    memory_mib: int | None
+
+    def forecast(self, flags: Settings) -> Forecast:
+        """Judge a configuration without launching it."""
+        users = self.profile.workload.users
+        running = flags.get("max-running-requests")
+        if isinstance(running, int) and running < users:
+            return Forecast(f"max-running-requests {running} is below the {users} users")
+        planned, hopeful = self._plan(flags, 0.0), self._plan(flags, -_DOUBT_MIB)
+        if planned is None or hopeful is None:
+            return Forecast()
+        predicted = Predicted(
+            peak_mib=round(planned.predicted_peak_mib, 1),
+            kv_tokens=planned.kv_tokens,
+            max_running_requests=planned.max_running_requests,
+            fits=planned.fits,
+        )
+        return Forecast(self._refusal(hopeful, users), predicted)
+
+    def _refusal(self, budget: Budget, users: int) -> str | None:
+        promised = self.profile.workload.context_tokens
+        if budget.fails_at is not None:
+            return f"the plan ends at {budget.fails_at}: {budget.failure}"
+        if budget.max_running_requests < users:
+            return f"by the plan it serves {budget.max_running_requests} at once, {users} are wanted"
+        if budget.context_per_user < _LEAST_CONTEXT * promised:
+            return f"by the plan each user has {budget.context_per_user} tokens, {promised} are promised"
+        if budget.headroom_mib < _LEAST_HEADROOM_MIB:
+            return f"by the plan {-budget.headroom_mib:.0f} MiB are missing"
+        return None
+
+    def _plan(self, flags: Settings, other_mib: float) -> Budget | None:
+        target, draft = self._models()
+        if self.memory_mib is None or target is None:
+            return None
+        try:
+            return plan_budget(
+                card_memory_mib=self.memory_mib,
+                target=target,
+                draft=draft,
+                flags=values(flags),
+                version=self.version,
+                users=self.profile.workload.users,
+                other_mib=other_mib,
+            )
+        except DeployError:
+            # What cannot be planned for can still be launched.
+            return None
+
+    def _models(self) -> tuple[ModelCard | None, ModelCard | None]:
+        speculation = self.profile.speculation
+        draft = find_model_card(speculation.draft) if speculation.draft else None
+        if draft is None and speculation.method in ("mtp", "dspark", "dflash"):
+            return None, None
+        return find_model_card(self.profile.model.target), draft

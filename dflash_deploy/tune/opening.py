@@ -80,11 +80,9 @@ def open_new(
     if profile_name is None:
         profile_name = _default_profile(simulate)
     profile = load_profile(profile_name, overrides=overrides)
-    card = load_card(simulate).id if simulate else None
     if simulate:
-        simulated = Simulated(simulate, seed, time_scale)
-        launcher = simulated_launcher(profile, simulated, host=place.host, port=place.port)
-        rig = Rig(launcher, None)
+        card: str | None = load_card(simulate).id
+        rig = _simulated_rig(profile, Simulated(simulate, seed, time_scale), place)
     else:
         python = place.python.expanduser().absolute() if place.python else profile.engine.python
         profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"python": python})})
@@ -119,8 +117,7 @@ def open_again(name: str | None, place: Place) -> Opened:
     study = read_study(folder)
     if study.simulated:
         simulated = Simulated(study.card or "", study.seed, study.time_scale)
-        launcher = simulated_launcher(study.profile, simulated, host=place.host, port=place.port)
-        return Opened(folder, study, Rig(launcher, None))
+        return Opened(folder, study, _simulated_rig(study.profile, simulated, place))
     rig = _real_rig(study.profile, place)
     if rig.launcher.table.version != study.engine_version:
         raise DeployError(
@@ -150,13 +147,19 @@ def _default_profile(simulate: str | None) -> str:
     return card.default_profile
 
 
+def _simulated_rig(profile: Profile, simulated: Simulated, place: Place) -> Rig:
+    launcher = simulated_launcher(profile, simulated, host=place.host, port=place.port)
+    return Rig(launcher, load_card(simulated.card).memory_mib, None)
+
+
 def _real_rig(profile: Profile, place: Place) -> Rig:
     launcher = real_launcher(profile, place.python, host=place.host, port=place.port)
     gpu = _gpu_here()
     if gpu is None:
-        return Rig(launcher, None)
+        return Rig(launcher, None, None)
     index = gpu.index
-    return Rig(launcher, Gauge(lambda: vram_used_mib(index), gpu.memory_total_mib))
+    gauge = Gauge(lambda: vram_used_mib(index), gpu.memory_total_mib)
+    return Rig(launcher, gpu.memory_total_mib, gauge)
 
 
 def _gpu_here() -> Gpu | None:

@@ -143,8 +143,10 @@ class LiveScreen:
         table.add_column(f"{GOAL_UNITS[goal]} ({kind})", justify="right")
         table.add_column("configuration", ratio=1, no_wrap=True, overflow="ellipsis")
         best = best_trial(self._study, self._trials)
-        hidden = max(0, len(self._trials) - _ROWS)
-        for trial in self._trials[hidden:]:
+        launched = [trial for trial in self._trials if trial.launched]
+        refused = len(self._trials) - len(launched)
+        hidden = max(0, len(launched) - _ROWS)
+        for trial in launched[hidden:]:
             is_best = best is not None and trial.number == best.number
             table.add_row(
                 str(trial.number),
@@ -156,6 +158,8 @@ class LiveScreen:
         lines: list[Table | Text] = [table]
         if hidden:
             lines.insert(0, Text(f"{hidden} earlier trials are not shown"))
+        if refused:
+            lines.append(Text(f"{refused} more were refused by the plan before a launch"))
         if best is not None:
             lines.append(Text(f"best so far: trial {best.number}, {figure(self._study, best.objective)}"))
         if self._running is not None:

@@ -16,10 +16,11 @@ from typing import Literal
 from dflash_deploy import __version__, paths
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.profile.schema import FlagSetting, Profile
-from dflash_deploy.tune.feasible import forecast
+from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import Launcher, model_flags
 from dflash_deploy.tune.records import (
     Candidate,
+    Predicted,
     StudyRecord,
     TrialRecord,
     cut_short,
@@ -51,9 +52,16 @@ class Effort:
 
 @dataclass(frozen=True)
 class Rig:
-    """What trials run on: how a server is launched, and how the card's memory is read meanwhile."""
+    """What trials run on.
+
+    Attributes:
+        launcher: how a server is launched.
+        memory_mib: the card's memory, None where there is no card or it does not tell.
+        gauge: how its use is read meanwhile; None for a simulated card, which tells by itself.
+    """
 
     launcher: Launcher
+    memory_mib: int | None
     gauge: Gauge | None
 
 
@@ -160,6 +168,7 @@ class _Run:
         self._folder = folder
         self._profile = study.profile
         self._rig = rig
+        self._forecaster = Forecaster(study.profile, study.engine_version, rig.memory_mib)
         self._screen = screen
         self._model = model_flags(study.profile, simulated=study.simulated)
         self._search = Search(folder, space_of(study.profile), study.profile.objective.optimize, study.seed)
@@ -214,35 +223,35 @@ class _Run:
             flags={**self._model, **wanted.settings},
             started=datetime.now(UTC),
         )
-        folder = trial_folder(self._folder, number)
-        write_record(folder / "candidate.json", candidate)
-        self._screen.begun(candidate)
-        try:
-            record = self._run_or_refuse(candidate)
-        except KeyboardInterrupt:
-            record = not_launched(candidate, "interrupted", "stopped by hand")
-            self._keep(folder, wanted, record)
-            raise
-        self._keep(folder, wanted, record)
+        forecast = self._forecaster.forecast(candidate.flags)
+        # Somebody has run a known setting: what the plan thinks of it is no reason not to look.
+        if forecast.refusal is not None and not candidate.source.startswith(KNOWN):
+            record = not_launched(candidate, "infeasible", forecast.refusal, forecast.predicted)
+        else:
+            record = self._launch(candidate, wanted, forecast.predicted)
+        self._keep(wanted, record)
         self._tried.add(self._key(candidate.flags))
         return record
 
-    def _run_or_refuse(self, candidate: Candidate) -> TrialRecord:
-        known = forecast(self._profile, candidate.flags)
-        if known.refusal is not None:
-            return not_launched(candidate, "infeasible", known.refusal, predicted=known.predicted)
-        return run_trial(
-            candidate,
-            folder=self._folder,
-            profile=self._profile,
-            launcher=self._rig.launcher,
-            gauge=self._rig.gauge,
-            predicted=known.predicted,
-            on_stage=self._screen.stage,
-        )
+    def _launch(self, candidate: Candidate, wanted: _Next, predicted: Predicted | None) -> TrialRecord:
+        write_record(trial_folder(self._folder, candidate.number) / "candidate.json", candidate)
+        self._screen.begun(candidate)
+        try:
+            return run_trial(
+                candidate,
+                folder=self._folder,
+                profile=self._profile,
+                launcher=self._rig.launcher,
+                gauge=self._rig.gauge,
+                predicted=predicted,
+                on_stage=self._screen.stage,
+            )
+        except KeyboardInterrupt:
+            self._keep(wanted, not_launched(candidate, "interrupted", "stopped by hand", predicted))
+            raise
 
-    def _keep(self, folder: Path, wanted: _Next, record: TrialRecord) -> None:
-        write_record(folder / "trial.json", record)
+    def _keep(self, wanted: _Next, record: TrialRecord) -> None:
+        write_record(trial_folder(self._folder, record.number) / "trial.json", record)
         self.records.append(record)
         if wanted.proposal is not None:
             self._search.tell(wanted.proposal, record)

@@ -110,7 +110,7 @@ def run_trial(
 
 
 def not_launched(
-    candidate: Candidate, outcome: Outcome, reason: str, *, predicted: Predicted | None = None
+    candidate: Candidate, outcome: Outcome, reason: str, predicted: Predicted | None = None
 ) -> TrialRecord:
     """The record of a trial that came to nothing: refused before its launch, or cut short."""
     return TrialRecord(
