@@ -331,6 +331,8 @@ def _problems(document: Document, schema: type[BaseModel], error: ValidationErro
     problems: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         key = _real_path(document.value, detail["loc"])
+        if detail["type"] == "missing":
+            key = (*key, detail["loc"][-1])
         problems.setdefault(key, document.problem(key, _message(detail, key, schema)))
     return sorted(problems.values(), key=lambda problem: problem.origin)
 
@@ -338,14 +340,12 @@ def _problems(document: Document, schema: type[BaseModel], error: ValidationErro
 def _real_path(value: YamlValue, location: tuple[int | str, ...]) -> KeyPath:
     """A pydantic location without the parts that name a union's member or ``[key]``."""
     key: KeyPath = ()
-    for index, part in enumerate(location):
+    for part in location:
         match value, part:
             case dict(), str() if part in value:
                 key, value = (*key, part), value[part]
             case list(), int() if part < len(value):
                 key, value = (*key, part), value[part]
-            case dict(), str() if index == len(location) - 1 and part != "[key]":
-                key = (*key, part)  # a key that is missing
             case _:
                 continue
     return key

@@ -78,6 +78,16 @@ def flag_value(setting: FlagSetting) -> FlagValue:
     return setting
 
 
+def _from_the_root(place: str) -> str:
+    """A folder from the root, wherever it was given from; a card's id or a hub name as it is."""
+    if place.startswith("~"):
+        return str(_absolute(Path(place)))
+    return str(Path(place).absolute()) if place.startswith(("./", "../", "/")) else place
+
+
+Place = Annotated[Line, AfterValidator(_from_the_root)]
+"""A folder or a hub name. ``./`` and ``../`` begin where the tool is run."""
+
 AbsolutePath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
 FlagName = Annotated[
@@ -107,8 +117,8 @@ class Model(_Part):
     ``path`` is what the engine is given (a folder or a hub name) where it is not the card's own.
     """
 
-    target: Line
-    path: Line | None = None
+    target: Place
+    path: Place | None = None
     served_name: Line | None = None
     quantization: Line | None = None
 
@@ -121,8 +131,8 @@ class Speculation(_Part):
     """
 
     method: Literal["none", "ngram", "mtp", "dspark", "dflash"] = "none"
-    draft: Line | None = None
-    draft_path: Line | None = None
+    draft: Place | None = None
+    draft_path: Place | None = None
 
 
 class Engine(_Part):

@@ -171,6 +171,17 @@ class TestOverrides:
         assert "chunked-prefill-size" not in profile.search
         assert profile.summary == "a: b"
 
+    def test_folders_are_kept_from_the_root_so_that_a_service_finds_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", "/home/someone")
+        overrides = ["model.path=./tiny", "speculation.draft_path=~/draft"]
+        profile = load_profile("rtx5090-single-user", overrides=overrides)
+        assert profile.model.path == str(tmp_path / "tiny")
+        assert profile.speculation.draft_path == "/home/someone/draft"
+        assert load_profile("h200", overrides=["model.path=Qwen/Other"]).model.path == "Qwen/Other"
+
     def test_the_last_one_counts(self) -> None:
         profile = load_profile("h200", overrides=["service.port=1024", "service.port=1025"])
         assert profile.service.port == 1025
