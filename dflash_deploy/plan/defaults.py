@@ -1,0 +1,121 @@
+"""What the engine chooses by itself when a flag is left out, by its release and the card's size.
+
+The memory fraction follows ``arg_groups/memory_hook.py`` of SGLang 0.5.23, the graph sizes
+``arg_groups/cuda_graph_hook.py`` (in releases before 0.5.20 both stand in ``server_args.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_deploy.engine.sglang.versions import nearest, order
+
+VISION_FACTOR = 0.95 * (1 - 0.1 * (1152**2 / 1024**2 - 1))
+"""Share of the fraction that a vision model keeps: 24 layers of hidden size 1152, as Qwen3.x is counted."""
+
+IMPLICIT_RUNNING_REQUESTS = 48
+"""Limit of running requests that speculation brings with it when none is given."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What differs between releases.
+
+    Attributes:
+        small_card_chunk: default chunked prefill size on a card from 20 to 35 GiB.
+        small_card_max_batch: largest decode graph there by default.
+        graphs_cut_to_requests: a default largest decode graph is cut to the running requests that are given.
+        exact_draft_cell: the draft's KV cache is counted from its own shape, not as layers of the target's.
+        padding_slots: slots of the state cache that are charged beyond those that requests use.
+    """
+
+    small_card_chunk: int
+    small_card_max_batch: int
+    graphs_cut_to_requests: bool
+    exact_draft_cell: bool
+    padding_slots: int
+
+
+_SINCE = (
+    ("0.5.22", Rules(4096, 48, graphs_cut_to_requests=True, exact_draft_cell=True, padding_slots=1)),
+    ("0.5.20", Rules(4096, 48, graphs_cut_to_requests=False, exact_draft_cell=True, padding_slots=1)),
+    ("0.5.18", Rules(2048, 24, graphs_cut_to_requests=False, exact_draft_cell=True, padding_slots=1)),
+    ("0.5.17", Rules(2048, 24, graphs_cut_to_requests=False, exact_draft_cell=False, padding_slots=1)),
+    ("0", Rules(2048, 24, graphs_cut_to_requests=False, exact_draft_cell=False, padding_slots=0)),
+)
+
+
+def rules_of(version: str) -> Rules:
+    """The rules of an engine version, or of the known release that comes nearest."""
+    release = order(nearest(version).release)
+    return next(rules for since, rules in _SINCE if release >= order(since))
+
+
+def chunk_tokens(rules: Rules, card_memory_mib: int) -> int:
+    """Default chunked prefill size."""
+    if card_memory_mib < 20 << 10:
+        return 2048
+    if card_memory_mib < 35 << 10:
+        return rules.small_card_chunk
+    if card_memory_mib < 60 << 10:
+        return 4096
+    return 8192 if card_memory_mib < 160 << 10 else 16384
+
+
+def max_graph_batch(rules: Rules, card_memory_mib: int, given_requests: int | None) -> int:
+    """Default largest batch of the decode graphs.
+
+    Args:
+        rules: of the engine's release.
+        card_memory_mib: size of the card.
+        given_requests: limit of running requests, where the command line gives one.
+    """
+    if card_memory_mib < 20 << 10:
+        batch = 8
+    elif card_memory_mib < 35 << 10:
+        batch = rules.small_card_max_batch
+    elif card_memory_mib < 60 << 10:
+        batch = 32
+    else:
+        batch = 256 if card_memory_mib < 160 << 10 else 512
+    if rules.graphs_cut_to_requests and given_requests is not None:
+        batch = min(batch, given_requests)
+    return batch
+
+
+def decode_graph_batches(max_batch: int, *, speculation: bool, padding: bool = True) -> tuple[int, ...]:
+    """Batch sizes that decode graphs are captured for."""
+    if not padding:
+        return tuple(range(1, max_batch + 1))
+    if speculation:
+        sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]
+        sizes += range(272, max_batch + 1, 16)
+    else:
+        sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max_batch + 1, 32)]
+    return tuple(sorted({*(size for size in sizes if size <= max_batch), max_batch}))
+
+
+def prefill_graph_tokens(max_tokens: int) -> tuple[int, ...]:
+    """Token counts that prefill graphs are captured for."""
+    sizes = [*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)]
+    sizes += [*range(1280, 4097, 256), *range(4608, max_tokens + 1, 512)]
+    return tuple(size for size in sizes if size <= max_tokens)
+
+
+def memory_fraction(
+    card_memory_mib: int, *, activation_tokens: int, max_batch: int, prefill_graphs: int, vision: bool
+) -> float:
+    """Default share of the card's memory for weights and pools, on one card.
+
+    Args:
+        card_memory_mib: size of the card.
+        activation_tokens: chunked prefill size, or the prefill limit where chunking is off.
+        max_batch: largest batch of the decode graphs, 0 where they are off.
+        prefill_graphs: how many prefill graphs are captured.
+        vision: the model's vision part is loaded too.
+    """
+    reserved_mib = 512 + 1.5 * max(activation_tokens, 2048) + 128 + 2 * max_batch + 8 * prefill_graphs
+    if card_memory_mib > 60 << 10:
+        reserved_mib = max(reserved_mib, 10 << 10)
+    fraction = round((card_memory_mib - reserved_mib) / card_memory_mib, 3)
+    return fraction * VISION_FACTOR if vision else fraction
