@@ -13,7 +13,9 @@ from typing import IO
 
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.sglang.bootlog import BootLog, Progress
+from dflash_deploy.engine.sglang.logline import log_lines
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.machine.text import printable
 
 HEAD_LIMIT_BYTES = 64 << 20
 """What is kept of the start of a log: every start, and hours of serving."""
@@ -21,6 +23,7 @@ TAIL_LIMIT_BYTES = 1 << 20
 """What is kept of the end of a longer log: the last words before a death."""
 
 _LINE_LIMIT_BYTES = 64 << 10
+_LAST_LINE_LIMIT = 300
 _CHUNK_BYTES = 64 << 10
 _LINE_END = re.compile(rb"[\r\n]")
 
@@ -91,7 +94,7 @@ class ServerLog:
 
     @property
     def last_line(self) -> str:
-        """The last line that is not blank."""
+        """The last line that is not blank, without its date and safe for a terminal."""
         return self._last_line
 
     @property
@@ -180,9 +183,11 @@ class ServerLog:
     def _end_line(self) -> None:
         line = self._line.decode(errors="replace")
         self._line.clear()
-        if line.strip():
-            self._last_line = line.strip()
-            self._boot_log.feed(line)
+        self._boot_log.feed(line)
+        for logged in log_lines(line):
+            # The line with the arguments may show the API key.
+            if logged.text and "api_key" not in logged.text:
+                self._last_line = printable(logged.text.strip(), longest=_LAST_LINE_LIMIT)
 
 
 def _private(path: str, flags: int) -> int:

@@ -10,6 +10,7 @@ from contextlib import suppress
 import psutil
 
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.server.processes import name_of
 
 
 def require_free(host: str, port: int) -> None:
@@ -101,5 +102,5 @@ def _holder(port: int) -> tuple[int | None, str]:
         for connection in psutil.net_connections(kind="tcp"):
             pid, listens = connection.pid, connection.status == psutil.CONN_LISTEN
             if listens and connection.laddr and connection.laddr[1] == port and pid is not None:
-                return pid, f"process {pid} ({psutil.Process(pid).name()})"
+                return pid, f"process {pid} ({name_of(pid)})"
     return None, "a process of another user (its name cannot be seen from here)"

@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.launch import Launch
@@ -33,7 +33,7 @@ from dflash_deploy.server.readiness import wait_until_ready
 from dflash_deploy.server.records import ServerRecord, remove_record, write_record
 from dflash_deploy.server.shared_memory import remove_leftovers
 from dflash_deploy.server.temp_dir import make_temp_dir, remove_temp_dir
-from dflash_deploy.server.vram import held_memory
+from dflash_deploy.server.vram import CardUse, not_returned, read_use
 
 GRACE_S = 15.0
 """How long a server may drain after SIGTERM. Idle, SGLang takes 1 to 6 s; busy, it has no limit."""
@@ -91,6 +91,7 @@ class Server:
         self._main: Identity | None = None
         self._log: ServerLog | None = None
         self._record: ServerRecord | None = None
+        self._vram_before: Mapping[int, CardUse] = {}
         self._report: StopReport | None = None
 
     @property
@@ -177,9 +178,8 @@ class Server:
             raise
         if isinstance(outcome, NotServed):
             self.stop(grace_s=0)
-        if self.log_problem:
-            self.stop(grace_s=0)
-            raise self.log_problem
+            if self.log_problem:
+                raise self.log_problem
         return outcome
 
     def stop(self, grace_s: float = GRACE_S) -> StopReport:
@@ -239,33 +239,38 @@ class Server:
             started_s=time.time(),
         )
         write_record(self._record)
-        starting = _starter.submit(self._popen, temp_dir)
+        if not self._launch.simulated:
+            self._vram_before = read_use(self._environment())
+        starting = _starter.submit(self._run_shim, temp_dir)
         try:
             wait([starting])
         finally:  # after Ctrl-C too: the process comes all the same, and must be known to be stopped
-            self._process = _started(starting)
-            self._main = processes.identity_of(self._process.pid)
-        assert self._process.stdout is not None  # noqa: S101  # asked for
-        self._log.follow(self._process.stdout, on_lost=self._kill_main)
+            wait([starting])
+        try:
+            output = starting.result()
+        except OSError as error:
+            raise DeployError(
+                f"the server cannot be started: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
+            ) from error
+        self._log.follow(output, on_lost=self._kill_main)
         self._update_record(server=self._main)
         return self._log
 
-    def _popen(self, temp_dir: Path) -> subprocess.Popen[bytes]:
-        environment = {
-            "PYTHONUNBUFFERED": "1",
-            **os.environ,
-            **self._launch.env,
-            "TMPDIR": str(temp_dir),
-            TOKEN_VARIABLE: self._token,
-        }
-        return subprocess.Popen(
+    def _run_shim(self, temp_dir: Path) -> IO[bytes]:
+        self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *self._launch.argv],
-            env=environment,
+            env=self._environment() | {"TMPDIR": str(temp_dir), TOKEN_VARIABLE: self._token},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        self._main = processes.identity_of(self._process.pid)
+        assert self._process.stdout is not None  # noqa: S101  # asked for
+        return self._process.stdout
+
+    def _environment(self) -> dict[str, str]:
+        return {"PYTHONUNBUFFERED": "1", **os.environ, **self._launch.env}
 
     def _note_children(self) -> None:
         """Put those that run now on record; they may not be recognised once the main process is gone."""
@@ -311,17 +316,13 @@ class Server:
         leftovers = (
             *left,
             *(self._taken_port() if self._main else ()),
-            *(() if self._launch.simulated else held_memory(self._pids(), _SETTLE_S)),
+            *not_returned(self._vram_before, self._environment(), within_s=_SETTLE_S),
             *remove_leftovers(self._record.started_s),
             *remove_temp_dir(self._record.temp_dir, self._token),
         )
         if not left:  # else the next run finds it by its record
             remove_record(self._token)
         return leftovers
-
-    def _pids(self) -> set[int]:
-        children = self._record.children if self._record else ()
-        return {identity.pid for identity in (self._main, *children) if identity}
 
     def _taken_port(self) -> tuple[str, ...]:
         deadline = time.monotonic() + _SETTLE_S
@@ -341,12 +342,3 @@ def _require_program(launch: Launch) -> None:
             fix=f"chmod +x {program}" if there else "give the interpreter that SGLang is installed in",
             exit_code=ExitCode.UNAVAILABLE if there else ExitCode.MISSING,
         )
-
-
-def _started(starting: Future[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    try:
-        return starting.result()
-    except OSError as error:
-        raise DeployError(
-            f"the server cannot be started: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
-        ) from error

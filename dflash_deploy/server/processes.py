@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_deploy.machine.text import printable
+
 TOKEN_VARIABLE = "DFLASH_DEPLOY_SERVER"  # noqa: S105
 """Environment variable that marks every process of one server with the server's token."""
 
@@ -101,7 +103,7 @@ def members(main: Identity, token: str, known: Iterable[Identity] = ()) -> tuple
 
 
 def end(
-    main: Identity, token: str, known: Iterable[Identity] = (), *, within_s: float = 10.0
+    main: Identity, token: str, known: Iterable[Identity] = (), *, within_s: float = 30.0
 ) -> tuple[str, ...]:
     """Kill every process of a server and wait until all are gone.
 
@@ -126,7 +128,7 @@ def end(
 def name_of(pid: int) -> str:
     """The process's short name, for a message."""
     try:
-        return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+        return printable((_PROC / str(pid) / "comm").read_text(errors="replace").strip())
     except OSError:
         return "name unknown"
 

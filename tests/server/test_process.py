@@ -322,6 +322,26 @@ class TestStop:
             time.sleep(0.5)
             assert server.alive
 
+    def test_ctrl_c_while_it_drains_ends_the_patience_and_not_the_stop(self, launch, tmp_path, state_home):
+        server = Server(launch("ignore-sigterm"), tmp_path / "run")
+        server.start()
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            server.stop(grace_s=600)
+        assert gone(server.pid)
+        assert (server.state, records(state_home)) == (State.ENDED, [])
+
+    def test_stop_from_a_signal_handler_while_it_starts(self, launch, tmp_path, state_home):
+        server = Server(launch("silent"), tmp_path / "run")
+        signal.signal(signal.SIGALRM, lambda *_: server.stop(grace_s=0) and None)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        outcome = server.start()
+        assert isinstance(outcome, NotServed)
+        assert "stopped while" in outcome.reason
+        assert gone(server.pid)
+        assert (server.state, records(state_home)) == (State.ENDED, [])
+
 
 class TestLog:
     def test_odd_bytes_and_very_long_lines_are_kept_as_they_came(self, launch, tmp_path):

@@ -4,13 +4,13 @@ Prints the server's pid once it serves, then waits.
 """
 
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
 
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError
-from dflash_deploy.server.interrupts import like_ctrl_c
 from dflash_deploy.server.outcome import Served
 from dflash_deploy.server.process import Server
 
@@ -28,8 +28,10 @@ def main() -> None:
         argv += ["--trouble", trouble[0]]
     if "print-for-ever" in trouble:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.default_int_handler)
     launch = Launch(argv=tuple(argv), host="127.0.0.1", port=int(port), simulated=True)
-    with like_ctrl_c(), Server(launch, Path(run_dir)) as server:
+    with Server(launch, Path(run_dir)) as server:
         outcome = server.start()
         assert isinstance(outcome, Served), outcome
         say(server.pid)
