@@ -213,7 +213,9 @@ def test_what_is_spelled_is_read_back_the_same(
     for option in chosen:
         value = flags[option.name]
         found = getattr(read, option.dest)
-        if option.type == "size":
+        if option.kind == "switch":
+            assert bool(found) is value
+        elif option.type == "size":
             assert found == human_readable_int(str(value))
         elif isinstance(value, tuple):
             assert [str(one) for one in found] == [str(one) for one in value]

@@ -18,6 +18,7 @@ from dflash_deploy.engine.sglang.options import (
     history,
     instead_words,
     nearest_name,
+    new_name,
     renames,
     rows,
     value_fault,
@@ -119,14 +120,11 @@ class FlagTable:
         return tuple(argv)
 
     def _own_option(self, name: str) -> Option | None:
+        """This version's option for a name of the newest version, or of this one's own past."""
         option = self.find(name)
         if option is None:
             return self.find(renames().get(name, ""))
-        if option.kind in ("old-value", "old-switch"):
-            renamed = self.find(option.instead)
-            if renamed is not None and renames().get(renamed.name) and renamed.kind == option.kind[4:]:
-                return renamed
-        return option
+        return self.find(new_name(option) or "") or option
 
     def problems(self, argv: Sequence[str]) -> tuple[FlagProblem, ...]:
         """What this version's parser would refuse in these arguments, or warn of."""

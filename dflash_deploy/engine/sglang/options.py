@@ -212,16 +212,17 @@ def history(name: str) -> Iterator[Row]:
     return (row for row in rows() if name in row.option.names)
 
 
+def new_name(option: Option) -> str | None:
+    """The name that a name of the past has now, where the values mean the same."""
+    if option.kind not in ("old-value", "old-switch") or "=" in option.instead:
+        return None
+    return option.instead if option.instead not in _NEW_MEANING else None
+
+
 @cache
 def renames() -> Mapping[str, str]:
-    """New name → the old name that took the same values, of every plain rename in the table."""
-    return {
-        row.option.instead: row.option.name
-        for row in rows()
-        if row.option.kind in ("old-value", "old-switch")
-        and "=" not in row.option.instead
-        and row.option.instead not in _NEW_MEANING
-    }
+    """New name → the old name that took the same values."""
+    return {new: row.option.name for row in rows() if (new := new_name(row.option))}
 
 
 def instead_words(option: Option) -> str:
