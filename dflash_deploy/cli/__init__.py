@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -43,6 +44,9 @@ def _options(
 
 def main() -> None:
     """Run the command line and exit with the status of ``errors.ExitCode``."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A terminal that cannot show a letter shows another; no command ends over it.
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except DeployError as error:

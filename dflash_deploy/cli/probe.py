@@ -29,7 +29,7 @@ def probe(
     if json:
         from json import dumps
 
-        typer.echo(dumps(as_json(reading, host, cards), indent=2, ensure_ascii=False))
+        typer.echo(dumps(as_json(reading, host, cards), indent=2))
     else:
         from rich.console import Console
 

@@ -26,6 +26,7 @@ def run_python(arguments: list[str], variables: dict[str, str]) -> subprocess.Co
         env={**environment, **variables},
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=100,
         check=False,
     )

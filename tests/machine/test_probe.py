@@ -364,6 +364,14 @@ def test_table_fits_80_columns_and_has_no_colour(probe: RunProbe, tmp_path: Path
     assert "rtx-5090" in shown
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminal_that_lacks_letters(probe: RunProbe, encoding: str):
+    for options in ((), ("--json",)):
+        result = probe(StubCard(name="カード"), options=options, environ={"PYTHONIOENCODING": encoding})
+        assert result.returncode == 0
+        assert "memory" in result.stdout
+
+
 def test_table_on_a_terminal(stub_library: Path):
     """A process may be named like rich's markup, and is shown as it is."""
     code = "import pty, sys; sys.exit(pty.spawn([sys.executable, '-m', 'dflash_deploy', 'probe']) >> 8)"

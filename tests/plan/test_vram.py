@@ -1,4 +1,4 @@
-"""The budget against the engine's own figures: worked examples, its functions' results, published boot logs."""
+"""The budget against the engine's own figures: worked examples, published boot logs, rules of its own."""
 
 from __future__ import annotations
 
