@@ -84,10 +84,15 @@ class Degradation:
 
 @dataclass(frozen=True)
 class BootFailure:
-    """Why a start ended: the innermost message the log gives, and the stage it stood in."""
+    """Why a start ended: the innermost message the log gives, and the stage it stood in.
+
+    ``certain`` is false for an exception that is the end of a start if the process ends after it, and
+    otherwise something that the engine lives through, such as an import that failed.
+    """
 
     stage: Stage
     message: str
+    certain: bool = True
 
 
 @dataclass(frozen=True)

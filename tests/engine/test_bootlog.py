@@ -411,6 +411,7 @@ def test_a_traceback_with_other_lines_in_between_is_read() -> None:
     record = read_boot_log([*TO_CAPTURE, *mixed])
     assert record.failure is not None
     assert record.failure.message == OUT_OF_MEMORY
+    assert record.failure.certain
 
 
 def test_a_traceback_cut_short_leaves_the_symptom() -> None:
@@ -435,7 +436,11 @@ def test_an_import_that_can_be_done_without_is_no_failure(noise: str) -> None:
 
 def test_an_exception_that_the_server_lives_through_is_no_failure() -> None:
     thrown = ["Traceback (most recent call last):", '  File "/x.py", line 1', "KeyError: 'optional'"]
-    assert read_boot_log([*TO_SIZING, *thrown]).failure is not None
+    failure = read_boot_log([*TO_SIZING, *thrown]).failure
+    assert failure is not None
+    assert not failure.certain
+    bar = "Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:01<00:03,  1.00s/it]"
+    assert read_boot_log([*TO_SIZING, *thrown, bar]).failure is None
     assert read_boot_log([*TO_SIZING, *thrown, f"{DATE} Memory pool end. avail mem=3.00 GB"]).failure is None
     assert read_boot_log([*WHOLE_START, "ERROR:    Exception in ASGI application", *thrown]).ready
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dflash_deploy.engine.boot import BootFailure, Stage
 from dflash_deploy.engine.sglang.logline import LogLine
@@ -95,10 +95,13 @@ class FailureReader:
             return
         if self._traceback is not None and self._in_traceback(self._traceback, line, stage):
             return
-        if line.dated and self._unproven is not None:
-            # The server went on: whatever was thrown did not end it.
-            self._unproven = None
+        if line.dated:
+            self.went_on()
         self._single_line(line, stage)
+
+    def went_on(self) -> None:
+        """The server went on: whatever was thrown until now did not end it."""
+        self._unproven = None
 
     def _in_traceback(self, traceback: _Traceback, line: LogLine, stage: Stage) -> bool:
         text = line.text
@@ -120,7 +123,7 @@ class FailureReader:
             self._cause = found
         elif stage is not Stage.SERVING:
             # Once it serves, a request that fails is not the end of the server.
-            self._unproven = found
+            self._unproven = replace(found, certain=False)
         return True
 
     def _single_line(self, line: LogLine, stage: Stage) -> None:
@@ -136,7 +139,7 @@ class FailureReader:
         elif _fatal(text) is not None and not text.startswith("Disable "):
             self._cause = BootFailure(_stage_of(text, stage), _shorten(text))
         elif named and stage is not Stage.SERVING and not _HARMLESS.search(text):
-            self._unproven = BootFailure(_stage_of(text, stage), _shorten(text))
+            self._unproven = BootFailure(_stage_of(text, stage), _shorten(text), certain=False)
 
 
 def _fatal(text: str) -> tuple[re.Pattern[str], Stage | None] | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dflash_deploy.engine.boot import (
-    BootFailure,
     BootRecord,
     Degradation,
     GraphCapture,
@@ -126,7 +125,7 @@ class BootLog:
             record = replace(record, kv_tokens=record.kv_pools[0].tokens)
         failure = self._failures.failure()
         if failure is not None:
-            failure = BootFailure(failure.stage, self._redacted(failure.message))
+            failure = replace(failure, message=self._redacted(failure.message))
         return replace(record, degradations=self._degradations(record), failure=failure)
 
     def _feed(self, line: LogLine) -> None:
@@ -251,6 +250,7 @@ class BootLog:
                 self._read_capture(capture, text)
 
     def _read_bar(self, bar: re.Match[str]) -> None:
+        self._failures.went_on()
         count = f"{bar['done']}/{bar['all']}"
         if bar["what"] == "Capturing":
             self._detail = f"{self._capture_name} {count}"
