@@ -1,5 +1,115 @@
+"""``dflash-deploy status``: what serves here, how it is, and what it holds."""
+
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-def status() -> None:
-    raise NotImplementedError
+import typer
+
+from dflash_deploy.errors import DeployError, ExitCode
+
+if TYPE_CHECKING:
+    from dflash_deploy.profile.schema import Profile
+    from dflash_deploy.watch.places import Place
+
+_DEFAULT_URL = "http://127.0.0.1:30000"
+
+
+def status(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A service or profile to look for; without it, everything that is found."),
+    ] = None,
+    *,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Ask the server at this address alone.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            metavar="FILE",
+            help="YAML file with the line `api-key: ...`, sent to the server of NAME or --url "
+            "[default: the profile's].",
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout", metavar="S", min=0.5, max=600, help="Longest wait for a server's answer."),
+    ] = 5.0,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead (docs/json.md lists its keys).")
+    ] = False,
+) -> None:
+    """Show services and servers on this machine: health, model, limits, load and VRAM.
+
+    Exits with 0 when one is healthy, with 1 when some are found and none is, with 4 when none is found.
+    """
+    from dflash_deploy.watch.status import gather
+    from dflash_deploy.watch.view import as_json, sections
+
+    if api_key_file and name is None and url is None:
+        raise DeployError(
+            "--api-key-file goes with one server: a key is not sent to whatever is found",
+            fix="name the service, or give --url",
+            exit_code=ExitCode.USAGE,
+        )
+    found = gather(_places(name, url, api_key_file), timeout_s=timeout_s)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(as_json(found), indent=2, ensure_ascii=False))
+    else:
+        from rich.console import Console
+
+        from dflash_deploy.machine.view import plain_lines, print_tables
+
+        blocks = sections(found)
+        console = Console()
+        if not found.servers:
+            typer.echo("No server of this tool is found here.\n")
+        if console.is_terminal:
+            print_tables(blocks, console)
+        else:
+            typer.echo("\n".join(plain_lines(blocks)))
+    if not found.servers:
+        raise typer.Exit(ExitCode.MISSING)
+    if not found.healthy:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _places(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:
+    from dflash_deploy.watch import places
+    from dflash_deploy.watch.units import read_units
+
+    key = places.read_api_key(api_key_file) if api_key_file else None
+    if url is not None:
+        address = places.checked_url(url)
+        return [places.Place("url", name or address, address, api_key=key)]
+    if name is None:
+        units, records = places.unit_places(read_units()), places.record_places()
+        return places.merged([*units, *records, places.Place("port", "server", _DEFAULT_URL)])
+    profile = _profile(name)
+    service = profile.service.name if profile else name
+    found = [place for place in places.unit_places(read_units()) if place.answers_to(service)]
+    if profile is not None:
+        key_file = profile.service.api_key_file
+        if key is None and key_file is not None:
+            key = places.read_api_key(key_file)
+        address = places.address(profile.service.host, profile.service.port)
+        found.append(places.Place("port", service, address))
+    return places.merged([replace(place, api_key=key) for place in found])
+
+
+def _profile(name: str) -> Profile | None:
+    """The profile of that name; None where the name is a service's alone."""
+    from dflash_deploy.profile.load import load_profile
+
+    try:
+        return load_profile(name)
+    except DeployError as error:
+        if error.exit_code is ExitCode.MISSING:
+            return None
+        raise

@@ -1,0 +1,166 @@
+"""Where servers may be found on this machine: units, records of our own runs, and addresses to try."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import yaml
+
+from dflash_deploy.engine.launch import Launch
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.server.processes import alive, boot_id, pid_namespace
+from dflash_deploy.server.records import read_records
+from dflash_deploy.watch.units import UnitState
+
+_COMMAND_LIMIT_BYTES = 1 << 20
+_KEY_FILE_LIMIT_BYTES = 1 << 16
+
+FoundBy = Literal["unit", "record", "url", "port"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place where a server is, or may be.
+
+    Attributes:
+        found_by: a systemd unit, the record of a server that the tool runs right now, an address that was
+            asked for, or the port that services have by default (where often nothing is).
+        base_url: None for a unit whose process does not run, or does not say where it listens.
+        api_key: sent to this place alone.
+    """
+
+    found_by: FoundBy
+    name: str
+    base_url: str | None
+    pid: int | None = None
+    unit: UnitState | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    def answers_to(self, name: str) -> bool:
+        """It is called so: by its service's name, or by its unit's."""
+        unit_names = (self.unit.name, self.unit.name.removesuffix(".service")) if self.unit else ()
+        return name in (self.name, *unit_names)
+
+
+def unit_places(units: Sequence[UnitState]) -> list[Place]:
+    """A place for each unit; the command line of its process says where it listens."""
+    return [Place("unit", unit.service, _listens_at(unit.main_pid), unit.main_pid, unit) for unit in units]
+
+
+def record_places() -> list[Place]:
+    """A place for each server that a run of the tool has up right now, such as a trial's."""
+    places = []
+    for record in read_records():
+        here = record.boot_id == boot_id() and record.pid_namespace == pid_namespace()
+        if here and record.server is not None and alive(record.server):
+            url = address(record.host, record.port)
+            places.append(Place("record", f"run by this tool on port {record.port}", url, record.server.pid))
+    return places
+
+
+def merged(places: Sequence[Place]) -> list[Place]:
+    """One place for each address, the first that names it; a key that any of them has is kept."""
+    found: dict[object, Place] = {}
+    for place in places:
+        at = place.base_url or place
+        first = found.setdefault(at, place)
+        if first.api_key is None and place.api_key is not None:
+            found[at] = replace(first, api_key=place.api_key)
+    return list(found.values())
+
+
+def address(host: str, port: int) -> str:
+    """Root of the HTTP interface of a server of this machine that listens there."""
+    return Launch((), _reached_at(host), port).base_url
+
+
+def read_api_key(path: Path) -> str:
+    """The key in a YAML file with the line ``api-key: …``, which is never shown.
+
+    Raises:
+        DeployError: it cannot be read, or holds no key.
+    """
+    try:
+        with path.expanduser().open("rb") as file:
+            content = yaml.safe_load(file.read(_KEY_FILE_LIMIT_BYTES))
+    except OSError as error:
+        raise DeployError(
+            f"the API key file {path} cannot be read: {error.strerror}",
+            fix="run the command as the user who may read it, or give --api-key-file FILE",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
+        content = None
+    key = content.get("api-key") if isinstance(content, dict) else None
+    if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not key:
+        raise DeployError(
+            f"{path} does not hold an API key",
+            fix='write one line into it: `api-key: "..."` (printable ASCII)',
+            exit_code=ExitCode.INVALID_INPUT,
+        ) from None
+    return key
+
+
+def checked_url(url: str) -> str:
+    """The root of a server's HTTP interface, from what a person typed.
+
+    Raises:
+        DeployError: it is no http(s) address.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        good = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:
+        good = False
+    if not good or not url.isprintable() or " " in url:
+        raise DeployError(
+            f"{url!r} is not the address of a server",
+            fix="--url http://127.0.0.1:30000",
+            exit_code=ExitCode.USAGE,
+        )
+    # People paste the OpenAI base URL, which ends in /v1.
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _listens_at(pid: int | None) -> str | None:
+    if pid is None:
+        return None
+    try:
+        with Path(f"/proc/{pid}/cmdline").open("rb") as file:
+            words = file.read(_COMMAND_LIMIT_BYTES).decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    port = _option(words, "--port") or "30000"
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        return None
+    return address(_option(words, "--host") or "127.0.0.1", int(port))
+
+
+def _option(words: Sequence[str], name: str) -> str | None:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == name:
+            return following or None
+        if word.startswith(f"{name}="):
+            return word.removeprefix(f"{name}=") or None
+    return None
+
+
+def _reached_at(host: str) -> str:
+    """A server that listens on every address is reached on the loopback one."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return host
+    return "::1" if address.version == 6 else "127.0.0.1"

@@ -1,0 +1,150 @@
+"""What ``status`` shows: the same facts as JSON and as sections for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from dflash_deploy.machine.gpu import Gpu, GpuReading
+from dflash_deploy.machine.text import printable
+from dflash_deploy.machine.view import Section
+from dflash_deploy.watch.status import Limits, Load, ServerStatus, Status, Vram
+
+SCHEMA_VERSION = 1
+
+
+def as_json(status: Status) -> dict[str, object]:
+    """The keys that docs/json.md describes."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "healthy": status.healthy,
+        "servers": [_server_json(server) for server in status.servers],
+        "gpus": [
+            {
+                "index": gpu.index,
+                "name": gpu.name,
+                "memory_used_mib": gpu.memory_used_mib,
+                "memory_total_mib": gpu.memory_total_mib,
+                "failed": gpu.failed,
+            }
+            for gpu in status.gpus.gpus
+        ],
+        "gpu_problem": status.gpus.problem,
+        "gpu_fix": status.gpus.fix,
+    }
+
+
+def sections(status: Status) -> tuple[Section, ...]:
+    """One section a server, one for the cards."""
+    return (*map(_server_section, status.servers), _gpu_section(status.gpus))
+
+
+def _server_json(server: ServerStatus) -> dict[str, object]:
+    place, unit = server.place, server.place.unit
+    return {
+        "name": place.name,
+        "url": place.base_url,
+        "found_by": place.found_by,
+        "unit": None if unit is None else asdict(unit),
+        "pid": server.pid,
+        "health": server.health,
+        "problem": server.problem,
+        "fix": server.fix,
+        "model": server.model,
+        "engine": "sglang",
+        "version": server.version,
+        "kind": _kind(server),
+        "limits": None if server.limits is None else asdict(server.limits),
+        "load": None if server.load is None else asdict(server.load),
+        "vram": [asdict(vram) for vram in server.vram],
+    }
+
+
+def _kind(server: ServerStatus) -> str:
+    return "simulated" if server.simulated else "measured"
+
+
+def _server_section(server: ServerStatus) -> Section:
+    place, unit, kind = server.place, server.place.unit, _kind(server)
+    rows = []
+    if server.problem:
+        rows.append(("problem", server.problem))
+    if server.fix:
+        rows.append(("fix", server.fix))
+    process = f"process {server.pid}" if server.pid else None
+    if at := ", ".join(part for part in (place.base_url, process) if part):
+        rows.append(("at", printable(at, longest=200)))
+    if unit is not None:
+        starts = "at boot" if unit.enabled else "by hand"
+        rows.append(
+            (
+                "unit",
+                f"{unit.name} ({unit.manager} manager): {unit.active} ({unit.sub}), "
+                f"{unit.restarts} restarts by itself, started {starts}",
+            )
+        )
+    if server.model or server.version:
+        model = printable(server.model or "model unknown", longest=200)
+        rows.append(("model", f"{model}, SGLang {printable(server.version or 'of unknown version')}"))
+    if server.limits is not None:
+        rows.append(("limits", _limits(server.limits)))
+    if server.load is not None:
+        rows.append(("load", f"{_load(server.load)} ({kind})"))
+    elif server.health == "healthy":
+        rows.append(("load", "unknown: its metrics are off (--enable-metrics)"))
+    rows += [("VRAM", f"{_vram(vram)} ({kind})") for vram in server.vram]
+    what = " (simulated)" if server.simulated else ""
+    return Section(f"{printable(place.name)}: {server.health}{what}", tuple(rows))
+
+
+def _limits(limits: Limits) -> str:
+    parts = (
+        (limits.max_running_requests, "requests at once"),
+        (limits.kv_tokens, "KV tokens"),
+        (limits.context_tokens, "tokens of context"),
+    )
+    return ", ".join(f"{value:,} {what}" for value, what in parts if value is not None) or "it tells none"
+
+
+def _load(load: Load) -> str:
+    parts = []
+    if load.running is not None:
+        parts.append(f"{load.running} running")
+    if load.queued is not None:
+        parts.append(f"{load.queued} waiting")
+    if load.tokens_per_s is not None:
+        parts.append(f"{load.tokens_per_s:.1f} tokens/s")
+    if load.kv_usage is not None:
+        parts.append(f"KV pool {load.kv_usage:.0%} full")
+    if load.accept_length is not None:
+        parts.append(f"accept length {load.accept_length:.2f} tokens")
+    return ", ".join(parts) or "its metrics say nothing of it"
+
+
+def _vram(vram: Vram) -> str:
+    used = f"{_figure(vram.used_mib)} of {_figure(vram.total_mib)} MiB in use"
+    if vram.gpu is None:
+        return used
+    share = "its share unknown" if vram.ours_mib is None else f"{vram.ours_mib:,} MiB by this server"
+    return f"GPU {vram.gpu}: {used}, {share}"
+
+
+def _gpu_section(reading: GpuReading) -> Section:
+    rows = [(f"GPU {gpu.index}", _gpu(gpu)) for gpu in reading.gpus]
+    problems = (reading.problem or "").splitlines()
+    fixes = (reading.fix or "").splitlines()
+    for problem, fix in zip(problems, fixes, strict=True):
+        rows += [("problem", problem), ("fix", fix)]
+    return Section("GPUs of this machine (measured)" if reading.gpus else "No GPU", tuple(rows))
+
+
+def _gpu(gpu: Gpu) -> str:
+    name = gpu.name or "name unknown"
+    if gpu.failed:
+        return f"{name}: {gpu.failed}"
+    if gpu.memory_total_mib is None:
+        return f"{name}: tells no memory of its own"
+    return f"{name}: {_figure(gpu.memory_used_mib)} of {_figure(gpu.memory_total_mib)} MiB in use"
+
+
+def _figure(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
