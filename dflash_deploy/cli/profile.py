@@ -39,7 +39,7 @@ def list_profiles(
 
     entries = load.list_profiles()
     if json:
-        _print_json({"schema": render.SCHEMA_VERSION, "profiles": [asdict(entry) for entry in entries]})
+        _print_json({"schema_version": render.SCHEMA_VERSION, "profiles": [asdict(entry) for entry in entries]})
         return
     rows = [
         (entry.name, entry.layer if entry.shadowed_by is None else "hidden", _about(entry))
@@ -139,7 +139,7 @@ def validate(
         if not json:
             typer.echo(f"{profile}: right" if error is None else error.message)
     if json:
-        _print_json({"schema": render.SCHEMA_VERSION, "profiles": results})
+        _print_json({"schema_version": render.SCHEMA_VERSION, "profiles": results})
     if worst != ExitCode.OK:
         raise typer.Exit(worst)
 

@@ -57,7 +57,7 @@ _Dumper.add_representer(str, _write_text)
 def as_json(resolved: ResolvedProfile) -> dict[str, object]:
     """What ``profile show --json`` prints."""
     return {
-        "schema": SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION,
         "name": resolved.name,
         "files": [str(path) for path in resolved.files],
         "profile": resolved.profile.model_dump(mode="json"),

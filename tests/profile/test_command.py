@@ -42,7 +42,7 @@ def test_what_show_prints_is_a_profile(tmp_path: Path) -> None:
 
 def test_show_json() -> None:
     shown = json.loads(_run("show", "rtx5090-single-user", "--json").stdout)
-    assert shown["schema"] == 1
+    assert shown["schema_version"] == 1
     assert shown["name"] == "rtx5090-single-user"
     assert shown["profile"]["workload"]["users"] == 1
     assert shown["profile"]["known"][0]["flags"]["cuda-graph-bs-decode"] == [1]
