@@ -102,7 +102,8 @@ def _die(failure: SchedulerDiedError, log: logs.Log, clock: _Clock) -> NoReturn:
         log.line("Received sigquit from a child process. It usually means the child failed.")
     else:
         log.line(
-            f"Rank 0 scheduler died during initialization (exit code: {failure.exit_code}). If exit code is -9 "
+            f"Rank 0 scheduler died during initialization (exit code: {failure.exit_code}). If exit code "
+            "is -9 "
             "(SIGKILL), a common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."
         )
     clock.wait(5.0)

@@ -1,4 +1,4 @@
-"""A start from command line to ready, as a list of things said and time passed: no clock and no output here."""
+"""A start from command line to ready, as things said and time passed: no clock and no output here."""
 
 from __future__ import annotations
 
@@ -210,7 +210,8 @@ class _Start:
             raise SchedulerDiedError(
                 "draft-load",
                 "ValueError",
-                f"Model architectures ['{draft.architecture}'] are not supported for now. Supported architectures: "
+                f"Model architectures ['{draft.architecture}'] are not supported for now. Supported "
+                "architectures: "
                 "dict_keys(['DFlashDraftModel', 'DSparkDraftModel', 'Qwen3_5ForConditionalGeneration', …])",
             )
         seconds = 0.4 * self.slow * max(1.0, draft.loaded_gib / 3.7)
@@ -345,7 +346,8 @@ class _Start:
         yield Enter("draft-capture")
         if speculation.method == "dflash" and self.free < fitted.DRAFT_GRAPH_NEEDS_GIB:
             yield Say(
-                f"Disable DFLASH draft cuda graph because only {self.free:.2f} GB GPU memory is available after "
+                f"Disable DFLASH draft cuda graph because only {self.free:.2f} GB GPU memory is available "
+                "after "
                 "target backend initialization."
             )
             return verify, none
@@ -436,7 +438,8 @@ class _Start:
                 f"Engine startup timings (s): load_weight={t['load_weight']:.2f}, "
                 f"kv_cache_allocation={t['kv_cache_allocation']:.2f}, scheduler_e2e={self.elapsed + 9:.2f}, "
                 f"cuda_graph={{prefill={t['prefill']:.2f}, decode={t['decode']:.2f}, "
-                f"target_verify={t['target_verify']:.2f}, draft_prefill=0.00, draft_decode={t['draft_decode']:.2f}, "
+                f"target_verify={t['target_verify']:.2f}, draft_prefill=0.00, "
+                f"draft_decode={t['draft_decode']:.2f}, "
                 f"draft_extend=0.00}}, tokenizer_e2e={self.elapsed + 14:.2f}"
             )
         t["scheduler_e2e"] = self.elapsed + 9

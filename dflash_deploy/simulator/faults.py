@@ -52,6 +52,11 @@ class Faults:
     wrong_usage: bool = False
     ignore_sigterm: bool = False
 
+    @property
+    def text(self) -> str:
+        """What is wrong with the answers' words: ``garbage``, ``repeat`` or nothing."""
+        return "garbage" if self.garbage else "repeat" if self.repeat else ""
+
 
 def read_faults(text: str) -> Faults:
     """Read ``DFLASH_SIM_FAULT``.

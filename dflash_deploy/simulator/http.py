@@ -1,4 +1,4 @@
-"""HTTP/1.1 for one small server: keep-alive, bounded requests, chunked event streams. Nothing of SGLang here."""
+"""HTTP/1.1 for one small server: keep-alive, bounded requests, chunked event streams."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def load_end(*, elapsed_s: float, architecture: str, quant: str, free: float, us
 def state_cache(pools: Pools, speculative: bool) -> str:
     """The recurrent-state cache is allocated."""
     text = (
-        f"Mamba Cache is allocated. max_mamba_cache_size: {pools.slots}, conv_state size: {pools.conv:.2f}GB, "
+        f"Mamba Cache is allocated. max_mamba_cache_size: {pools.slots}, conv_state size: "
+        f"{pools.conv:.2f}GB, "
         f"ssm_state size: {pools.ssm:.2f}GB "
     )
     if speculative:
@@ -106,7 +107,10 @@ def capture_begin(settings: Settings, *, role: str, what: str, sizes: Sequence[i
     per_request = settings.speculation.draft_tokens if settings.speculation else 1
     name = "num_tokens_per_bs" if settings.release <= (0, 5, 15) else "num_tokens_per_req"
     listed = "" if settings.release >= (0, 5, 22) else f"bs={list(sizes)}, "
-    return f"Capture {role} {what} CUDA graph begin. backend=full, {name}={per_request}, {listed}avail mem={free:.2f} GB"
+    return (
+        f"Capture {role} {what} CUDA graph begin. backend=full, {name}={per_request}, "
+        f"{listed}avail mem={free:.2f} GB"
+    )
 
 
 def capture_end(
@@ -133,7 +137,9 @@ def progress(text: str, done: int, total: int, elapsed_s: float) -> str:
     bar = ("█" * int(share * 10)).ljust(10)
     rate = done / elapsed_s if elapsed_s > 0 and done else 0.0
     end = "\n" if done == total else ""
-    return f"\r{text}: {share:4.0%}|{bar}| {done}/{total} [{_clock(elapsed_s)}<{_clock(0)}, {rate:5.2f}it/s]{end}"
+    left_s = (total - done) / rate if rate else 0.0
+    times = f"{_clock(elapsed_s)}<{_clock(left_s)}, {rate:5.2f}it/s"
+    return f"\r{text}: {share:4.0%}|{bar}| {done}/{total} [{times}]{end}"
 
 
 def _clock(seconds: float) -> str:
@@ -149,9 +155,12 @@ def out_of_memory(card_mib: int, *, wanted: float, free: float) -> str:
     total = card_mib / 1024
     used = total - max(free, 0)
     return (
-        f"CUDA out of memory. Tried to allocate {amount(wanted)}. GPU 0 has a total capacity of {total:.2f} GiB of "
-        f"which {amount(free)} is free. Including non-PyTorch memory, this process has {used:.2f} GiB memory in use. "
-        f"Of the allocated memory {used * 0.97:.2f} GiB is allocated by PyTorch, and {used * 0.01 * 1024:.2f} MiB is "
+        f"CUDA out of memory. Tried to allocate {amount(wanted)}. GPU 0 has a total capacity of "
+        f"{total:.2f} GiB of "
+        f"which {amount(free)} is free. Including non-PyTorch memory, this process has {used:.2f} GiB "
+        "memory in use. "
+        f"Of the allocated memory {used * 0.97:.2f} GiB is allocated by PyTorch, and "
+        f"{used * 0.01 * 1024:.2f} MiB is "
         "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from dflash_deploy.simulator.http import Connection
     from dflash_deploy.simulator.scheduler import Job, Output
     from dflash_deploy.simulator.settings import Settings
     from dflash_deploy.simulator.text import Answer
+
+Dialect = Literal["chat", "text", "generate"]
+
+_END = b',"logprobs":null,"finish_reason":null,"matched_stop":null}],"usage":null}'
 
 
 @dataclass
@@ -24,17 +27,19 @@ class Reply:
         with_usage: the stream ends with a usage chunk.
         usage_error: what ``usage`` counts too many, a fault.
         stall_after: tokens after which nothing more is sent, a fault.
+        complete: the answer is out.
     """
 
     job: Job
     connection: Connection
     answer: Answer
     settings: Settings
-    dialect: str
+    dialect: Dialect
     stream: bool
     with_usage: bool
     usage_error: int = 0
     stall_after: int | None = None
+    complete: bool = False
     started: bool = False
     sent: int = 0
     text: str = ""
@@ -49,32 +54,43 @@ class Reply:
         if not kind:
             return
         name = json.dumps(self.settings.served_model_name)
-        start = f'{{"id":"{self.rid}","object":"{kind}","created":{self._created},"model":{name},"choices":[{{"index":0,'
+        start = (
+            f'{{"id":"{self.rid}","object":"{kind}","created":{self._created},"model":{name},'
+            '"choices":[{"index":0,'
+        )
         if self.dialect == "chat":
             self._head = (start + '"delta":{"role":null,"content":').encode()
-            self._tail = b',"reasoning_content":null,"tool_calls":null},"logprobs":null,"finish_reason":null,"matched_stop":null}],"usage":null}'
+            self._tail = b',"reasoning_content":null,"tool_calls":null}' + _END
         else:
             self._head = (start + '"text":').encode()
-            self._tail = b',"logprobs":null,"finish_reason":null,"matched_stop":null}],"usage":null}'
+            self._tail = _END
 
-    def take(self, output: Output, done: Callable[[], None]) -> bool:
+    def take(self, output: Output) -> bool:
         """What a step yielded. True when something must be flushed."""
-        if self.stall_after is not None and self.sent >= self.stall_after:
+        if self.stall_after is not None and (not self.stream or self.sent >= self.stall_after):
             return False
         self._held += output.tokens
+        self.complete = output.finished
         if not self.stream:
             if output.finished:
                 self._whole()
-                done()
             return False
         if self._held < self.settings.stream_interval and not output.finished:
             return False
         self._chunk(output.finished)
         if output.finished:
-            done()
             self.connection.end_stream()
             return False
         return True
+
+    def abort(self) -> None:
+        """End early, because somebody asked for it."""
+        self.complete = True
+        if not self.stream or not self.started:
+            self.connection.respond(400, {"error": {"message": "Abort in waiting queue"}})
+            return
+        self.connection.event(b"[DONE]")
+        self.connection.end_stream()
 
     def _chunk(self, finished: bool) -> None:
         connection = self.connection

@@ -19,7 +19,9 @@ from dflash_deploy.simulator.prefix_cache import Prefix, PrefixCache
 if TYPE_CHECKING:
     from dflash_deploy.simulator.boot import Up
 
-_NEW_TOKEN_RATIO = 0.5
+# SGLang's guess of how much of what running requests may still ask for they will: from the first down to the
+# second in so many steps, and up again when it had to send requests back.
+_RATIO_FIRST, _RATIO_LEAST, _RATIO_STEPS = 0.7, 0.098, 600
 _CLIP_NEW_TOKENS = 4096
 _ids = itertools.count(1)
 
@@ -112,8 +114,8 @@ class _Step:
 class Scheduler:
     """All generations of one server.
 
-    ``submit`` and ``abort`` take effect between steps; ``advance`` runs every step that ends by a given time and
-    returns what they yielded. Memory that grows under load is checked before each step.
+    ``submit`` and ``abort`` take effect between steps; ``advance`` runs every step that ends by a given time
+    and returns what they yielded. Memory that grows under load is checked before each step.
     """
 
     def __init__(self, up: Up, *, seed: int = 0, log: Callable[[str], None] | None = None) -> None:
@@ -133,6 +135,7 @@ class Scheduler:
         self._rng = random.Random(f"steps/{settings.card.id}/{seed}")  # noqa: S311 - not for secrets
         self._seed = seed
         self._now_s = 0.0
+        self._ratio = _RATIO_FIRST
         self._step: _Step | None = None
         self._cold_prefill = True
         self._cold_decode = True
@@ -226,20 +229,19 @@ class Scheduler:
                 budget -= tokens
         free = pools.tokens - self.used_tokens
         free -= int(
-            sum(min(job.new_tokens - job.produced, _CLIP_NEW_TOKENS) for job in self.running)
-            * _NEW_TOKEN_RATIO
+            sum(min(job.new_tokens - job.produced, _CLIP_NEW_TOKENS) for job in self.running) * self._ratio
         )
         while self.waiting and budget > 0 and len(self.running) < pools.running:
             job = self.waiting[0]
             left = min(job.new_tokens - job.produced, _CLIP_NEW_TOKENS)
-            if self.running and free < job.context + int(left * _NEW_TOKEN_RATIO):
+            if self.running and free < job.context + int(left * self._ratio):
                 break
             self.waiting.popleft()
             job.cached = self.cache.match(job.boundaries) if settings.radix_cache else 0
             job.prefilled = job.cached
             if job.started_s is None:
                 job.started_s = self._now_s
-            free -= job.context + int(left * _NEW_TOKEN_RATIO)
+            free -= job.context + int(left * self._ratio)
             tokens = min(job.to_prefill, budget)
             budget -= tokens
             chosen.append((job, tokens))
@@ -249,7 +251,7 @@ class Scheduler:
     def _start_prefill(self, prefill: tuple[tuple[Job, int], ...]) -> None:
         tokens = sum(count for _, count in prefill)
         self._largest_pass = max(self._largest_pass, tokens)
-        self._grow("Prefill", tokens)
+        self._grow(tokens)
         context = max(job.prefilled for job, _ in prefill)
         seconds = self.up.speed.prefill_s(tokens, context) * self._noise()
         real = any(not job.probe for job, _ in prefill)
@@ -293,14 +295,18 @@ class Scheduler:
             job.retractions += 1
             self.counters.retracted += 1
             self.waiting.appendleft(job)
+            before = self._ratio
+            held = sum(one.produced for one in self.running) + 20 * len(self.running)
+            self._ratio = min(1.0, held / max(1, sum(one.new_tokens for one in self.running)))
             self._log(
                 f"KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: {gained}, "
-                f"#new_token_ratio: {_NEW_TOKEN_RATIO:.4f} -> {_NEW_TOKEN_RATIO:.4f}"
+                f"#new_token_ratio: {before:.4f} -> {self._ratio:.4f}"
             )
 
     def _start_decode(self) -> None:
+        self._ratio = max(_RATIO_LEAST, self._ratio - (_RATIO_FIRST - _RATIO_LEAST) / _RATIO_STEPS)
         self._most_running = max(self._most_running, len(self.running))
-        self._grow("Decode", 0)
+        self._grow(0)
         self.cache.shrink(self.up.pools.tokens - self.used_tokens)
         seconds = self.up.speed.decode_s([job.context for job in self.running]) * self._noise()
         if self._cold_decode and not all(job.probe for job in self.running):
@@ -384,7 +390,7 @@ class Scheduler:
         job.draws = law.drawn(rng.random())
         job.histogram = [0] * speculation.draft_tokens
 
-    def _grow(self, what: str, tokens: int) -> None:
+    def _grow(self, tokens: int) -> None:
         """Take what this step needs beyond all steps before, or die of it."""
         settings = self.up.settings
         requests = max(1, len(self.running))
@@ -401,8 +407,8 @@ class Scheduler:
                 "torch.OutOfMemoryError",
                 logs.out_of_memory(
                     settings.card.memory_mib,
-                    wanted=min(max(missing, 0.02), 0.47),
-                    free=min(max(self.free_gib, 0.0), max(missing, 0.02) * 0.9),
+                    wanted=max(missing, 0.02),
+                    free=min(max(self.free_gib, 0.0), max(missing, 0.02) * 0.95),
                 ),
             )
         self.reserved_gib = max(self.reserved_gib, need)

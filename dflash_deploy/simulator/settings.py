@@ -1,4 +1,4 @@
-"""A command line as SGLang resolves it: defaults filled in, contradictions refused with SGLang's own words."""
+"""A command line as SGLang resolves it: defaults filled in, contradictions refused in its own words."""
 
 from __future__ import annotations
 
@@ -140,8 +140,10 @@ def resolve(
         raise ArgumentsRefusedError(
             "ValueError",
             f"User-specified context_length ({context}) is greater than the derived context_length "
-            f"({target.max_context_tokens}). This may lead to incorrect model outputs or CUDA errors. Note that "
-            "the derived context_length may differ from max_position_embeddings in the model's config. To allow "
+            f"({target.max_context_tokens}). This may lead to incorrect model outputs or CUDA errors. Note "
+            "that "
+            "the derived context_length may differ from max_position_embeddings in the model's config. To "
+            "allow "
             "overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
         )
     running = args.max_running_requests
@@ -245,7 +247,8 @@ def _not_found(path: str) -> ArgumentsRefusedError:
         "OSError",
         f"{path} is not a local folder and is not a valid model identifier listed on "
         "'https://huggingface.co/models'\nIf this is a private repository, make sure to pass a token having "
-        "permission to this repo either by logging in with `hf auth login` or by passing `token=<your_token>`",
+        "permission to this repo either by logging in with `hf auth login` or by passing "
+        "`token=<your_token>`",
     )
 
 
@@ -355,7 +358,8 @@ def _draft_shape(args: argparse.Namespace, method: str, draft: ModelFacts | None
     if own is not None and given is not None and int(own) != int(given):
         raise ArgumentsRefusedError(
             "ValueError",
-            "Both --speculative-num-draft-tokens and --speculative-dflash-block-size are set but they differ. "
+            "Both --speculative-num-draft-tokens and --speculative-dflash-block-size are set but they "
+            "differ. "
             f"For DFLASH they must match. speculative_num_draft_tokens={given}, "
             f"speculative_dflash_block_size={own}.",
         )

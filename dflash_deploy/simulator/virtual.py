@@ -1,4 +1,4 @@
-"""A whole run on a virtual clock: start a server, let users ask, read the figures. Milliseconds instead of minutes."""
+"""A whole run on a virtual clock: start a server, let users ask, read the figures."""
 
 from __future__ import annotations
 

@@ -264,7 +264,8 @@ def _running(settings: Settings, tokens: int, slots: int, warnings: list[str]) -
         if most < running:
             capped = True
             warnings.append(
-                f"max_running_requests is capped to {most} by the mamba state cache (max_mamba_cache_size={slots}, "
+                f"max_running_requests is capped to {most} by the mamba state cache "
+                f"(max_mamba_cache_size={slots}, "
                 f"{per_request} state slots per request). To raise it: increase --mamba-full-memory-ratio or "
                 "--max-mamba-cache-size, or halve the state size with --mamba-ssm-dtype bfloat16."
             )
@@ -285,7 +286,8 @@ def _running(settings: Settings, tokens: int, slots: int, warnings: list[str]) -
         )
     if wanted is not None and running < wanted and not capped:
         warnings.append(
-            f"max_running_requests was reduced from the requested {wanted} to {running} (per dp worker) due to "
+            f"max_running_requests was reduced from the requested {wanted} to {running} (per dp worker) "
+            "due to "
             "the available KV cache capacity."
         )
     return running
