@@ -1,4 +1,4 @@
-"""What the engine chooses by itself when a flag is left out, by its release and the card's size.
+"""What the engine works out by itself when a flag is left out, the same in every release known.
 
 The memory fraction follows ``arg_groups/memory_hook.py`` of SGLang 0.5.23, the graph sizes
 ``arg_groups/cuda_graph_hook.py`` (in releases before 0.5.20 both stand in ``server_args.py``).
@@ -6,81 +6,11 @@ The memory fraction follows ``arg_groups/memory_hook.py`` of SGLang 0.5.23, the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from dflash_deploy.engine.sglang.versions import nearest, order
-
 VISION_FACTOR = 0.95 * (1 - 0.1 * (1152**2 / 1024**2 - 1))
 """Share of the fraction that a vision model keeps: 24 layers of hidden size 1152, as Qwen3.x is counted."""
 
 IMPLICIT_RUNNING_REQUESTS = 48
 """Limit of running requests that speculation brings with it when none is given."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What differs between releases.
-
-    Attributes:
-        small_card_chunk: default chunked prefill size on a card from 20 to 35 GiB.
-        small_card_max_batch: largest decode graph there by default.
-        graphs_cut_to_requests: a default largest decode graph is cut to the running requests that are given.
-        exact_draft_cell: the draft's KV cache is counted from its own shape, not as layers of the target's.
-        padding_slots: slots of the state cache that are charged beyond those that requests use.
-    """
-
-    small_card_chunk: int
-    small_card_max_batch: int
-    graphs_cut_to_requests: bool
-    exact_draft_cell: bool
-    padding_slots: int
-
-
-_SINCE = (
-    ("0.5.22", Rules(4096, 48, graphs_cut_to_requests=True, exact_draft_cell=True, padding_slots=1)),
-    ("0.5.20", Rules(4096, 48, graphs_cut_to_requests=False, exact_draft_cell=True, padding_slots=1)),
-    ("0.5.18", Rules(2048, 24, graphs_cut_to_requests=False, exact_draft_cell=True, padding_slots=1)),
-    ("0.5.17", Rules(2048, 24, graphs_cut_to_requests=False, exact_draft_cell=False, padding_slots=1)),
-    ("0", Rules(2048, 24, graphs_cut_to_requests=False, exact_draft_cell=False, padding_slots=0)),
-)
-
-
-def rules_of(version: str) -> Rules:
-    """The rules of an engine version, or of the known release that comes nearest."""
-    release = order(nearest(version).release)
-    return next(rules for since, rules in _SINCE if release >= order(since))
-
-
-def chunk_tokens(rules: Rules, card_memory_mib: int) -> int:
-    """Default chunked prefill size."""
-    if card_memory_mib < 20 << 10:
-        return 2048
-    if card_memory_mib < 35 << 10:
-        return rules.small_card_chunk
-    if card_memory_mib < 60 << 10:
-        return 4096
-    return 8192 if card_memory_mib < 160 << 10 else 16384
-
-
-def max_graph_batch(rules: Rules, card_memory_mib: int, given_requests: int | None) -> int:
-    """Default largest batch of the decode graphs.
-
-    Args:
-        rules: of the engine's release.
-        card_memory_mib: size of the card.
-        given_requests: limit of running requests, where the command line gives one.
-    """
-    if card_memory_mib < 20 << 10:
-        batch = 8
-    elif card_memory_mib < 35 << 10:
-        batch = rules.small_card_max_batch
-    elif card_memory_mib < 60 << 10:
-        batch = 32
-    else:
-        batch = 256 if card_memory_mib < 160 << 10 else 512
-    if rules.graphs_cut_to_requests and given_requests is not None:
-        batch = min(batch, given_requests)
-    return batch
 
 
 def decode_graph_batches(max_batch: int, *, speculation: bool, padding: bool = True) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dflash_deploy.engine.sglang.options import human_readable_int
+from dflash_deploy.engine.sglang.versions import VersionFacts, facts, state_slots_per_request
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.plan import defaults
 
@@ -48,8 +49,7 @@ class Settings:
 
     Attributes:
         fraction: share of the free memory for weights and pools (``mem-fraction-static``).
-        vision: the model's vision part is loaded.
-        multimodal_gib: kept free of pools for it.
+        multimodal_gib: kept free of pools for images.
         draft_tokens: tokens checked in one verify step, 0 without speculation.
         running_requests: limit given, or the one that speculation brings, or None.
         state_slots: size of the state cache where it is given.
@@ -64,9 +64,8 @@ class Settings:
         refusal: why the engine would refuse these settings at once, or None.
     """
 
-    rules: defaults.Rules
+    version: VersionFacts
     fraction: float
-    vision: bool
     multimodal_gib: float
     method: Method
     draft_tokens: int
@@ -87,6 +86,11 @@ class Settings:
     refusal: str | None
 
     @property
+    def padding_slots(self) -> int:
+        """Slots of the state cache that are charged beyond those that requests use."""
+        return 1 if self.version.charges_padding_slots else 0
+
+    @property
     def speculation(self) -> bool:
         """Draft tokens are made and checked."""
         return self.draft_tokens > 0
@@ -104,7 +108,8 @@ def read_settings(
         raise DeployError(
             "the plan knows one card only, and tp-size asks for more", exit_code=ExitCode.INVALID_INPUT
         )
-    rules = defaults.rules_of(version)
+    release = facts(version)
+    card_defaults = release.defaults_for(card_memory_mib)
     method, draft_tokens, refusal = _speculation(flags, draft)
     given_requests = _whole(flags, "max-running-requests")
     requests = given_requests
@@ -124,9 +129,12 @@ def read_settings(
     vision = target.vision and not flags.get("language-only") and not flags.get("language-model-only")
     max_tokens = _whole(flags, "max-total-tokens")
     chunk = _whole(flags, "chunked-prefill-size")
-    chunk = defaults.chunk_tokens(rules, card_memory_mib) if chunk is None else chunk
+    chunk = card_defaults.chunk_tokens if chunk is None else chunk
     activation_tokens = chunk if chunk > 0 else _whole(flags, "max-prefill-tokens") or 16384
-    batches = _graph_batches(flags, rules, card_memory_mib, given_requests, speculation=draft_tokens > 0)
+    largest = card_defaults.decode_bs
+    if release.decode_bs_follows_requests and given_requests is not None:
+        largest = min(largest, given_requests)
+    batches = _graph_batches(flags, largest, speculation=draft_tokens > 0)
     prefill_graphs = _prefill_graphs(flags, activation_tokens, max_tokens)
     fraction = _number(flags, "mem-fraction-static")
     if fraction is None:
@@ -138,16 +146,18 @@ def read_settings(
             vision=vision,
         )
     transport = flags.get("mm-feature-transport")
-    multimodal_gib = (100 + (1024 if transport in ("cuda_ipc", "cuda_vmm") else 0)) / 1024 if vision else 0.0
+    reserves = vision and release.reserves_for_images
+    multimodal_gib = (
+        (100 + (1024 if transport in ("cuda_ipc", "cuda_vmm") else 0)) / 1024 if reserves else 0.0
+    )
     asked_dtype = _text(flags, "kv-cache-dtype")
-    draft_dtype = _text(flags, "speculative-draft-kv-cache-dtype") or asked_dtype
-    if flags.get("speculative-draft-attention-backend") == "fa4":
-        draft_dtype = "bfloat16"
+    # The fa4 backend cannot read a quantised draft cache.
+    inherited = "bfloat16" if flags.get("speculative-draft-attention-backend") == "fa4" else asked_dtype
+    draft_dtype = _text(flags, "speculative-draft-kv-cache-dtype") or inherited
     state_dtype = _text(flags, "mamba-ssm-dtype") or (None if replay else target.state_dtype) or "float32"
     return Settings(
-        rules=rules,
+        version=release,
         fraction=fraction,
-        vision=vision,
         multimodal_gib=multimodal_gib,
         method=method,
         draft_tokens=draft_tokens,
@@ -209,39 +219,29 @@ def _slots_per_request(flags: Flags, draft_tokens: int, *, hybrid: bool) -> tupl
     """State slots that a request may hold at once, and why the engine would refuse the strategy."""
     if not hybrid:
         return 0, None
-    if flags.get("disable-radix-cache"):
-        return 1, None
-    strategy = _text(flags, "mamba-radix-cache-strategy")
+    radix_cache = not flags.get("disable-radix-cache")
     overlap = not flags.get("disable-overlap-schedule")
+    strategy = _text(flags, "mamba-radix-cache-strategy")
     if strategy is None:
         triton = flags.get("linear-attn-backend", "triton") == "triton"
         paged = (_whole(flags, "page-size") or 1) > 1
         strategy = "extra_buffer" if triton and (overlap or paged) else "no_buffer"
-    if strategy == "no_buffer":
-        return 3, None
+    slots = state_slots_per_request(strategy, radix_cache=radix_cache, overlap=overlap)
+    if not radix_cache or strategy == "no_buffer":
+        return slots, None
     interval = _whole(flags, "mamba-track-interval") or 256
-    refusal = None
     if draft_tokens > interval:
-        refusal = (
+        return slots, (
             f"mamba_track_interval ({interval}) must be >= speculative_num_draft_tokens ({draft_tokens})"
         )
-    if strategy == "extra_buffer_lazy":
-        if not overlap:
-            refusal = (
-                "Lazy extra buffer requires overlap schedule (--disable-overlap-schedule is incompatible)"
-            )
-        return 4, refusal
-    return 5 if overlap else 4, refusal
+    if strategy == "extra_buffer_lazy" and not overlap:
+        return slots, (
+            "Lazy extra buffer requires overlap schedule (--disable-overlap-schedule is incompatible)"
+        )
+    return slots, None
 
 
-def _graph_batches(
-    flags: Flags,
-    rules: defaults.Rules,
-    card_memory_mib: int,
-    given_requests: int | None,
-    *,
-    speculation: bool,
-) -> tuple[int, ...]:
+def _graph_batches(flags: Flags, default_largest: int, *, speculation: bool) -> tuple[int, ...]:
     off = flags.get("disable-cuda-graph") or flags.get("disable-decode-cuda-graph")
     if off or flags.get("cuda-graph-backend-decode") == "disabled":
         return ()
@@ -249,9 +249,8 @@ def _graph_batches(
     if listed is not None:
         sizes = listed if isinstance(listed, tuple | list) else (listed,)
         return tuple(sorted(_read_whole("cuda-graph-bs-decode", size) for size in sizes))
-    largest = _whole(flags, "cuda-graph-max-bs-decode")
-    if largest is None:
-        largest = defaults.max_graph_batch(rules, card_memory_mib, given_requests)
+    given = _whole(flags, "cuda-graph-max-bs-decode")
+    largest = default_largest if given is None else given
     padding = not flags.get("disable-cuda-graph-padding")
     return defaults.decode_graph_batches(largest, speculation=speculation, padding=padding)
 

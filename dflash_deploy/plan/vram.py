@@ -169,7 +169,7 @@ def cells_of(settings: Settings, target: ModelCard, draft: ModelCard | None) -> 
             draft_cell = _kv_cell(draft, settings.draft_kv_bytes)
             layers = target.full_attention_layers + draft.layers
             charged = target_cell + draft_cell
-            if not settings.rules.exact_draft_cell:
+            if not settings.version.exact_draft_cell:
                 charged = ceil(target_cell * layers / target.full_attention_layers)
     conv = ssm = replay = 0
     if target.linear is not None:
@@ -210,7 +210,7 @@ def size_pools(
                 "(2) increase --mem-fraction-static, (3) reduce --speculative-num-draft-tokens, or "
                 "(4) use GPUs with more memory.",
             )
-        rest_gib -= ((slots + settings.rules.padding_slots) * cells.slot) / _GIB
+        rest_gib -= ((slots + settings.padding_slots) * cells.slot) / _GIB
         rest_gib -= _replay_bytes(settings, cells) / _GIB
     if rest_gib <= 0:
         least = 1 - free_after_load_gib / free_before_load_gib
@@ -250,7 +250,7 @@ def size_pools(
 
 def _size_state(settings: Settings, cells: Cells, rest_gib: float) -> tuple[int, float]:
     """Slots of the state cache, and what is left once the verify states are charged."""
-    padding = settings.rules.padding_slots
+    padding = settings.padding_slots
     limit = settings.running_requests
     per_request = settings.slots_per_request
     verified = 0 if settings.replay_tokens else settings.draft_tokens
@@ -278,8 +278,8 @@ def _pools(settings: Settings, cells: Cells, sized: Sizing, target: ModelCard) -
     """What stands in memory beside the weights once the server takes requests."""
     pools = []
     if cells.slot:
-        slots = sized.state_slots + settings.rules.padding_slots
-        pools.append(Pool("state cache", slots * cells.slot / _MIB, "exact"))
+        # One slot of padding is made whether the release charges it or not.
+        pools.append(Pool("state cache", (sized.state_slots + 1) * cells.slot / _MIB, "exact"))
         verify = _verify_bytes(settings, cells, sized.running_requests, target)
         if verify:
             pools.append(Pool("verify states", verify / _MIB, "exact"))

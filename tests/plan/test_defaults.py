@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.checkpoint.cards import load_model_card
-from dflash_deploy.plan.defaults import (
-    chunk_tokens,
-    decode_graph_batches,
-    max_graph_batch,
-    prefill_graph_tokens,
-    rules_of,
-)
+from dflash_deploy.plan.defaults import decode_graph_batches, prefill_graph_tokens
 from dflash_deploy.plan.settings import read_settings
 
 RTX_5090_MIB = 32607
@@ -54,22 +48,6 @@ def test_a_fraction_given_is_taken():
     flags = {"mem-fraction-static": 0.9}
     settings = read_settings(flags, version="0.5.23", card_memory_mib=RTX_5090_MIB, target=target, draft=None)
     assert settings.fraction == 0.9
-
-
-@pytest.mark.parametrize(
-    ("memory_gib", "chunk", "batch"),
-    [(16, 2048, 8), (32, 4096, 48), (48, 4096, 32), (96, 8192, 256), (141, 8192, 256), (192, 16384, 512)],
-)
-def test_sizes_by_card(memory_gib: int, chunk: int, batch: int):
-    rules = rules_of("0.5.23")
-    assert chunk_tokens(rules, memory_gib << 10) == chunk
-    assert max_graph_batch(rules, memory_gib << 10, None) == batch
-
-
-def test_unknown_versions_get_the_nearest_rules():
-    assert rules_of("0.5.99") == rules_of("0.5.23")
-    assert rules_of("0.5.14").padding_slots == 0
-    assert rules_of("0.5.17").exact_draft_cell is False
 
 
 @pytest.mark.parametrize(
