@@ -39,7 +39,9 @@ def list_profiles(
 
     entries = load.list_profiles()
     if json:
-        _print_json({"schema_version": render.SCHEMA_VERSION, "profiles": [asdict(entry) for entry in entries]})
+        _print_json(
+            {"schema_version": render.SCHEMA_VERSION, "profiles": [asdict(entry) for entry in entries]}
+        )
         return
     rows = [
         (entry.name, entry.layer if entry.shadowed_by is None else "hidden", _about(entry))
