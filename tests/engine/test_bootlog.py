@@ -275,7 +275,9 @@ def test_a_prefill_graph_switched_off_on_purpose_is_no_degradation() -> None:
         "--cuda-graph-backend-prefill=disabled or auto-disable rules)."
     )
     asked = f"{DATE} server_args={{'model_path': '/m', 'cuda_graph_backend_prefill': 'disabled'}}"
+    on_cpu = f"{DATE} server_args={{'model_path': '/m', 'device': 'cpu', 'cuda_graph_backend_prefill': None}}"
     assert read_boot_log([asked, line]).degradations == ()
+    assert read_boot_log([on_cpu, line]).degradations == ()
     assert [one.id for one in read_boot_log([ARGUMENTS % 1, line]).degradations] == ["prefill-graph-disabled"]
 
 

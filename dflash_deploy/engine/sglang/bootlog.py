@@ -52,6 +52,7 @@ _VERSION = re.compile(
 )
 _NOT_ASKED = "Max running requests is reset to "
 _ARGUMENTS = (
+    "device",
     "max_running_requests",
     "dp_size",
     "speculative_draft_model_path",
@@ -205,7 +206,8 @@ class BootLog:
             if any(graph.what == "prefill" and graph.role == "target" for graph in record.graphs):
                 return True
             asked = (
-                self._argument("disable_prefill_cuda_graph") == "True"
+                self._argument("device") == "cpu"
+                or self._argument("disable_prefill_cuda_graph") == "True"
                 or self._argument("disable_cuda_graph") == "True"
                 or self._argument("cuda_graph_backend_prefill") == "disabled"
             )
