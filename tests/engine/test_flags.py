@@ -106,6 +106,12 @@ def test_spell_writes_full_names_switches_and_lists() -> None:
     )
 
 
+def test_a_toggle_by_either_name() -> None:
+    spell = FlagTable.for_version("0.5.23").spell
+    assert spell({"lora-strict-loading": True}) == spell({"no-lora-strict-loading": False})
+    assert spell({"no-lora-strict-loading": True}) == ("--no-lora-strict-loading",)
+
+
 def test_spell_takes_an_old_name_and_writes_the_new_one() -> None:
     assert FlagTable.for_version("0.5.19").spell({"cuda-graph-max-bs": 4}) == (
         "--cuda-graph-max-bs-decode",

@@ -107,8 +107,9 @@ class FlagTable:
             if option is None:
                 faults.append(self._unknown(name).message)
                 continue
+            by_its_twin = option.kind == "toggle" and name == f"no-{option.name}"
             try:
-                argv += _spelled(option, value)
+                argv += _spelled(option, not value if by_its_twin and isinstance(value, bool) else value)
             except ValueError as error:
                 faults.append(f"--{option.name}: {error}")
         if faults:
