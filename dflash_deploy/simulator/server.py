@@ -73,8 +73,8 @@ class _Server:
                 problem = (errno.EINVAL, str(error))
         if problem is not None:
             log.raw(
-                f"ERROR:    [Errno {number}] error while attempting to bind on address ({host!r}, {port}): "
-                f"{why}\n"
+                f"ERROR:    [Errno {problem[0]}] error while attempting to bind on address "
+                f"({host!r}, {port}): {problem[1].lower()}\n"
             )
             return False
         log.access(f"Uvicorn running on http://{host}:{port} (Press CTRL+C to quit)")
