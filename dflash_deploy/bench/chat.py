@@ -96,10 +96,30 @@ class _Answer:
             self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
 
 
+def build(
+    client: httpx.AsyncClient, base_url: str, request: ChatRequest, patience: Patience
+) -> httpx.Request:
+    """Make the HTTP request ready, so that its making is not timed.
+
+    Args:
+        client: that will send it.
+        base_url: root of the server, without ``/v1``.
+        request: what to ask.
+        patience: bounds on waiting.
+
+    Raises:
+        httpx.InvalidURL: ``base_url`` is none.
+    """
+    timeout = httpx.Timeout(patience.stall_s, connect=min(patience.stall_s, 10.0))
+    url = f"{base_url}/v1/chat/completions"
+    # Not compressed: a compressor may keep chunks back.
+    headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
+    return client.build_request("POST", url, json=request.body(), headers=headers, timeout=timeout)
+
+
 async def stream_chat(
     client: httpx.AsyncClient,
-    base_url: str,
-    request: ChatRequest,
+    request: httpx.Request,
     *,
     user: int,
     patience: Patience,
@@ -109,8 +129,7 @@ async def stream_chat(
 
     Args:
         client: its limits must allow every user a connection.
-        base_url: root of the server, without ``/v1``.
-        request: what to ask.
+        request: from ``build``.
         user: who asks, kept in the result.
         patience: bounds on waiting.
         time_scale: server seconds that pass in a second of the clock; times are given in the server's.
@@ -120,7 +139,7 @@ async def stream_chat(
     begun = time.perf_counter()
     try:
         async with asyncio.timeout(patience.total_s):
-            await _read_stream(client, base_url, request, answer, patience.stall_s)
+            await _read_stream(client, request, answer)
     except _BrokenStreamError as broken:
         error = str(broken)
     except TooLongError as too_long:
@@ -133,7 +152,7 @@ async def stream_chat(
         error = f"connection refused: {failure}"
     except httpx.RemoteProtocolError as failure:
         error = f"stream cut: {failure}"
-    except (httpx.HTTPError, httpx.InvalidURL) as failure:
+    except httpx.HTTPError as failure:
         error = f"connection lost: {type(failure).__name__} {failure}".rstrip()
     ended = time.perf_counter()
     if error is None:
@@ -153,24 +172,23 @@ async def stream_chat(
     )
 
 
-async def _read_stream(
-    client: httpx.AsyncClient, base_url: str, request: ChatRequest, answer: _Answer, stall_s: float
-) -> None:
-    timeout = httpx.Timeout(stall_s, connect=min(stall_s, 10.0))
-    url = f"{base_url}/v1/chat/completions"
-    async with client.stream("POST", url, json=request.body(), timeout=timeout) as response:
+async def _read_stream(client: httpx.AsyncClient, request: httpx.Request, answer: _Answer) -> None:
+    response = await client.send(request, stream=True)
+    try:
         if response.status_code != httpx.codes.OK:
             raise _BrokenStreamError(f"HTTP {response.status_code}: {await _error_text(response)}")
         reader = EventReader()
-        async for piece in response.aiter_bytes():
+        async for piece in response.aiter_raw():
             now = time.perf_counter()
             for data in reader.feed(piece):
                 answer.take(data, now)
+    finally:
+        await response.aclose()
 
 
 async def _error_text(response: httpx.Response) -> str:
     body = b""
-    async for piece in response.aiter_bytes():
+    async for piece in response.aiter_raw():
         body += piece
         if len(body) >= _MAX_ERROR_BYTES:
             break

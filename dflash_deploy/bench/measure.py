@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
 
-from dflash_deploy.bench.chat import ChatRequest, Patience, stream_chat
+from dflash_deploy.bench.chat import ChatRequest, Patience, build, stream_chat
 from dflash_deploy.bench.faults import find_faults
 from dflash_deploy.bench.measurement import (
     Measurement,
@@ -42,19 +44,42 @@ class _Load:
     time_scale: float
 
     async def play(self, client: httpx.AsyncClient, name: str, number: int) -> Round:
-        begun = time.perf_counter()
-        results = await asyncio.gather(*(self._ask(client, name, number, user) for user in range(self.users)))
-        return Round(tuple(results), (time.perf_counter() - begun) * self.time_scale)
+        requests = [
+            build(client, self.base_url, self._question(name, number, user), self.patience)
+            for user in range(self.users)
+        ]
+        with _no_collections():
+            begun = time.perf_counter()
+            results = await asyncio.gather(
+                *(
+                    stream_chat(
+                        client, request, user=user, patience=self.patience, time_scale=self.time_scale
+                    )
+                    for user, request in enumerate(requests)
+                )
+            )
+            wall_s = (time.perf_counter() - begun) * self.time_scale
+        return Round(tuple(results), wall_s)
 
-    async def _ask(self, client: httpx.AsyncClient, name: str, number: int, user: int) -> RequestResult:
+    def _question(self, name: str, number: int, user: int) -> ChatRequest:
         prompt = self.prompts[(number * self.users + user) % len(self.prompts)]
         if self.salt is not None:
             # In front, because a prefix cache matches from the first token on.
             prompt = f"[{self.salt}-{name}{number}-{user}] {prompt}"
-        request = ChatRequest(self.model, prompt, self.output_tokens, self.ignore_eos)
-        return await stream_chat(
-            client, self.base_url, request, user=user, patience=self.patience, time_scale=self.time_scale
-        )
+        return ChatRequest(self.model, prompt, self.output_tokens, self.ignore_eos)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep Python's garbage collector from stopping streams that are being timed."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def measure(
@@ -117,6 +142,8 @@ def measure(
         ),
         time_scale=time_scale,
     )
+    if not _is_address(base_url):
+        return NotMeasured(f"{base_url!r} is no address like http://127.0.0.1:30000", (), 0)
     peak = _Peak(vram, vram_every_s)
     played = asyncio.run(_play_all(load, rounds, warm_up, peak, on_round or (lambda _: None)))
     if isinstance(played, NotMeasured):
@@ -139,6 +166,14 @@ def measure(
         faults=find_faults(requests, output_tokens if ignore_eos else None, read_text=check_output),
         per_round=tuple(_figures(one) for one in measured),
     )
+
+
+def _is_address(base_url: str) -> bool:
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host) and (url.port or 80) < 1 << 16
 
 
 class _Peak:

@@ -103,7 +103,8 @@ class LiveScreen:
         self._trials = list(trials)
         self._running: Candidate | None = None
         self._stage = ""
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+        # Drawn when something happens and never in between: drawing takes time from streams being timed.
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._render)
 
     def note(self, text: str) -> None:
         """Print it above the table."""
@@ -112,15 +113,18 @@ class LiveScreen:
     def begun(self, candidate: Candidate) -> None:
         """Show it as running."""
         self._running, self._stage = candidate, "launching"
+        self._live.refresh()
 
     def stage(self, text: str) -> None:
         """Show it beside the running trial."""
         self._stage = text
+        self._live.refresh()
 
     def ended(self, record: TrialRecord) -> None:
         """Add it to the table."""
         self._running = None
         self._trials.append(record)
+        self._live.refresh()
 
     def __enter__(self) -> Self:
         """Start drawing."""

@@ -30,7 +30,7 @@ def test_figures_follow_the_schedule_and_tokens_come_from_usage():
     with serving(Script(first_wait_s=0.4, wait_s=0.2)) as (url, _):
         result = run(url)
     assert isinstance(result, Measurement)
-    assert 0.4 <= result.ttft_s.low
+    assert result.ttft_s.low >= 0.4
     assert 8 / 1.2 < result.user_tokens_per_s.median < 8 / 0.3
     assert result.latency_s.low >= 1.0
     assert result.total_tokens_per_s.high <= 9 / 1.0
@@ -152,6 +152,13 @@ def test_nobody_listening():
         result = run(f"http://127.0.0.1:{bound.getsockname()[1]}")
     assert isinstance(result, NotMeasured)
     assert "connection refused" in result.reason
+
+
+@pytest.mark.parametrize(
+    "url", ["", "no address", "ftp://127.0.0.1", "http://127.0.0.1:99999", "http://[::1"]
+)
+def test_what_is_no_address(url):
+    assert isinstance(run(url), NotMeasured)
 
 
 def test_a_server_that_dies_midway_tells_how_many_rounds_went_well():
