@@ -17,7 +17,7 @@ from dflash_deploy.engine.sglang.logline import log_lines
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.text import printable
 
-HEAD_LIMIT_BYTES = 64 << 20
+HEAD_LIMIT_BYTES = 16 << 20
 """What is kept of the start of a log: every start, and hours of serving."""
 TAIL_LIMIT_BYTES = 1 << 20
 """What is kept of the end of a longer log: the last words before a death."""

@@ -186,9 +186,10 @@ class Server:
         """End it with all its processes, and remove what it leaves. It does not raise.
 
         New: ended, nothing to do. Starting, serving: SIGTERM to the main process alone (its children would
-        take it for a crash), SIGKILL to everything after ``grace_s``. Dead by itself: what is left is
-        cleaned up. Stopping: from another thread it waits; from a signal handler, or after a Ctrl-C that cut
-        a stop short, it does the rest. Ended: the same report again.
+        take it for a crash), SIGKILL to everything after ``grace_s``, or at once where the log tells of a
+        fatal error. Dead by itself: what is left is cleaned up. Stopping: from another thread it waits; from
+        a signal handler, or after a Ctrl-C that cut a stop short, it does the rest. Ended: the same report
+        again.
         """
         with self._stopping:
             if self._report is not None:
@@ -291,7 +292,8 @@ class Server:
         """SIGTERM, and time to follow it; whether it did."""
         if self._main is None:
             return True
-        if grace_s <= 0 or not self.alive:
+        hopeless = self._log is not None and self._log.boot.failure is not None
+        if grace_s <= 0 or hopeless or not self.alive:
             return False
         processes.send(self._main, signal.SIGTERM)
         deadline = time.monotonic() + grace_s

@@ -20,6 +20,7 @@ TROUBLES = (
     "unhealthy",
     "lost-port",
     "ignore-sigterm",
+    "fail-later",
     "family",
     "megabytes",
     "odd-bytes",
@@ -78,7 +79,10 @@ def main() -> None:
     options = parser.parse_args()
     trouble = options.trouble
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if trouble == "ignore-sigterm" else lambda *_: sys.exit(0))
+    signal.signal(
+        signal.SIGTERM,
+        signal.SIG_IGN if trouble in ("ignore-sigterm", "fail-later") else lambda *_: sys.exit(0),
+    )
     if options.notes:
         (options.notes / "environ").write_text("\n".join(f"{k}={v}" for k, v in os.environ.items()))
         (options.notes / "pid").write_text(str(os.getpid()))
@@ -138,6 +142,9 @@ def main() -> None:
     server.server_activate()
     Thread(target=server.serve_forever, daemon=True).start()
     say("The server is fired up and ready to roll!")
+    if trouble == "fail-later":
+        time.sleep(2)
+        out_of_memory()
     while True:
         if trouble == "print-for-ever":
             os.write(2, b"Decode batch " + b"." * 1000 + b"\n")

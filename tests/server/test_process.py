@@ -247,6 +247,15 @@ class TestStop:
             report = server.stop(grace_s=0.5)
         assert (report.graceful, report.exit_status, report.leftovers) == (False, -signal.SIGKILL, ())
 
+    def test_server_that_failed_is_not_waited_for(self, launch, tmp_path):
+        with Server(launch("fail-later"), tmp_path / "run") as server:
+            assert isinstance(server.start(), Served)
+            wait_until(lambda: server.boot.failure, "the failure")
+            assert server.alive
+            report = server.stop(grace_s=100_000)
+        assert (report.graceful, report.leftovers) == (False, ())
+        assert "Not enough memory" in server.boot.failure.message
+
     def test_server_that_is_already_dead(self, launch, tmp_path, state_home):
         with Server(launch(), tmp_path / "run") as server:
             server.start()
