@@ -27,7 +27,10 @@ ONE_USER = (
     "--mem-fraction-static 0.85 --max-running-requests 1 --max-mamba-cache-size 4 --mamba-ssm-dtype bfloat16 "
     "--mamba-radix-cache-strategy extra_buffer_lazy --kv-cache-dtype fp8_e4m3 --disable-prefill-cuda-graph"
 )
-COOKBOOK = "--mem-fraction-static 0.91 --max-running-requests 1 --chunked-prefill-size 1024 --mamba-ssm-dtype bfloat16"
+COOKBOOK = (
+    "--mem-fraction-static 0.91 --max-running-requests 1 --chunked-prefill-size 1024 "
+    "--mamba-ssm-dtype bfloat16"
+)
 FOUR_USERS = (
     "--mem-fraction-static 0.95 --max-total-tokens 8192 --max-running-requests 4 --max-mamba-cache-size 4 "
     "--disable-radix-cache --mamba-ssm-dtype bfloat16 --kv-cache-dtype fp8_e4m3 --disable-prefill-cuda-graph "
