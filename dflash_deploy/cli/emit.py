@@ -80,7 +80,7 @@ def emit(
     if output is None:
         typer.echo(unit, nl=False)
         return
-    planned = change.change_of(output / spec.unit_name if output.is_dir() else output, unit)
+    planned = change.change_of(output, unit, name_in_folder=spec.unit_name)
     if dry_run:
         typer.echo(planned.diff(), nl=False)
         return
@@ -95,28 +95,20 @@ def emit(
 
 
 def _study_folder(study: str | None) -> Path:
-    from dflash_deploy.paths import state_dir
+    from dflash_deploy.tune.study import last_study, studies_dir
 
-    studies = state_dir() / "studies"
-    if study is not None:
-        given = Path(study).expanduser()
-        if "/" in study or (given / "study.json").is_file():
-            return given
-        if study in (".", "..") or not (studies / study / "study.json").is_file():
-            raise DeployError(
-                f"there is no study {study!r} in {studies}",
-                fix="dflash-deploy tune, or give the folder of the study",
-                exit_code=ExitCode.MISSING,
-            )
-        return studies / study
-    found = sorted(studies.glob("*/study.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    if study is None:
+        return last_study()
+    given = Path(study).expanduser()
+    if "/" in study or (given / "study.json").is_file():
+        return given
+    if study in (".", "..") or not (studies_dir() / study / "study.json").is_file():
         raise DeployError(
-            f"there is no study yet in {studies}",
-            fix="dflash-deploy tune --simulate rtx-5090, or dflash-deploy tune --profile NAME",
+            f"there is no study {study!r} in {studies_dir()}",
+            fix="dflash-deploy tune, or give the folder of the study",
             exit_code=ExitCode.MISSING,
         )
-    return found[-1].parent
+    return studies_dir() / study
 
 
 def _choose(study: StudyRecord, trials: list[TrialRecord], number: int | None) -> TrialRecord:
@@ -152,14 +144,14 @@ def _spec(
     from dflash_deploy.deploy.unit import UnitSpec
     from dflash_deploy.engine.sglang.command import launch_argv
     from dflash_deploy.engine.sglang.flags import FlagTable
-    from dflash_deploy.profile.schema import flag_value
+    from dflash_deploy.tune.launching import values
 
     profile = study.profile
     service = profile.service
     measured_with = Path(trial.argv[0]) if trial.argv and not study.simulated else None
     argv = launch_argv(
         python or profile.engine.python or measured_with or PYTHON_PLACE,
-        {name: flag_value(setting) for name, setting in trial.flags.items()},
+        values(trial.flags),
         host=service.host,
         port=service.port,
         table=FlagTable.for_version(study.engine_version),
@@ -180,6 +172,7 @@ def _spec(
 def _evidence(study: StudyRecord, trial: TrialRecord) -> tuple[str, ...]:
     """Where the configuration comes from and what is known of it, each figure with its kind."""
     from dflash_deploy import __version__
+    from dflash_deploy.checkpoint.cards import find_model_card
 
     kind = f"simulated {study.card}" if study.simulated else f"measured on {study.card or 'this machine'}"
     lines = [
@@ -190,6 +183,12 @@ def _evidence(study: StudyRecord, trial: TrialRecord) -> tuple[str, ...]:
         lines.append(
             "SIMULATED: never run on a card. Tune on the real one before you rely on this configuration."
         )
+        for flag in ("model-path", "speculative-draft-model-path"):
+            card = find_model_card(str(trial.flags.get(flag, "")))
+            if card is not None and card.path is None:
+                lines.append(
+                    f"--{flag} {card.id}: everyone makes this model for themselves; put its folder there."
+                )
     if trial.violations:
         lines.append(f"It breaks limits of its profile: {', '.join(sorted(trial.violations))}.")
     if (measured := trial.measured) is not None:

@@ -43,13 +43,20 @@ class Change:
         )
 
 
-def change_of(path: Path, after: str) -> Change:
+def change_of(path: Path, after: str, *, name_in_folder: str | None = None) -> Change:
     """Look at what stands in a file.
+
+    Args:
+        path: the file, or, where ``name_in_folder`` is given, the folder to put a file of that name into.
+        after: what is to stand in it.
+        name_in_folder: what a file in a folder is called.
 
     Raises:
         DeployError: it cannot be read, or is no plain text file (a link, a folder, a device).
     """
     try:
+        if name_in_folder is not None and path.is_dir():
+            path /= name_in_folder
         if not path.is_symlink() and not path.exists():
             return Change(path, None, after)
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST_BYTES:

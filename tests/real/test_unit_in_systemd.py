@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,18 +152,13 @@ print(urllib.request.urlopen("http://127.0.0.1:30000/health").status)
 """
 
 
-def _unit(*flags: str, api_key_file: str | None = None, user: str | None = None) -> str:
-    return render_unit(
-        UnitSpec(
-            service="box",
-            argv=(_PYTHON, "/box/engine.py", "--port", "30000", "--odd", "a b%c$HOME", *flags),
-            host="127.0.0.1",
-            port=30000,
-            env={"T_ODD": "a b%c$HOME"},
-            api_key_file=api_key_file,
-            user=user,
-        )
-    )
+_SPEC = UnitSpec(
+    service="box",
+    argv=(_PYTHON, "/box/engine.py", "--port", "30000", "--odd", "a b%c$HOME"),
+    host="127.0.0.1",
+    port=30000,
+    env={"T_ODD": "a b%c$HOME"},
+)
 
 
 @pytest.mark.parametrize("user", [None, "daemon"])
@@ -169,7 +166,9 @@ def test_a_start_returns_when_the_model_answers_and_a_stop_signals_the_main_proc
     (box / "engine.py").write_text(_ENGINE)
     (box / "key.yaml").write_text("api-key: sesame\n")
     (box / "key.yaml").chmod(0o600)
-    (box / "dflash-sglang-box.service").write_text(_unit(api_key_file="/box/key.yaml", user=user))
+    (box / "dflash-sglang-box.service").write_text(
+        render_unit(replace(_SPEC, api_key_file="/box/key.yaml", user=user))
+    )
     boot(
         box,
         _STARTED
@@ -203,8 +202,9 @@ def test_a_start_returns_when_the_model_answers_and_a_stop_signals_the_main_proc
 
 def test_a_start_fails_with_a_reason_when_the_port_is_taken_or_the_engine_dies(box):
     (box / "engine.py").write_text(_ENGINE)
-    (box / "dflash-sglang-box.service").write_text(_unit())
-    (box / "dflash-sglang-dies.service").write_text(_unit("--die"))
+    (box / "dflash-sglang-box.service").write_text(render_unit(_SPEC))
+    dies = replace(_SPEC, argv=(*_SPEC.argv, "--die"))
+    (box / "dflash-sglang-dies.service").write_text(render_unit(dies))
     boot(
         box,
         _STARTED
@@ -226,3 +226,64 @@ def test_a_start_fails_with_a_reason_when_the_port_is_taken_or_the_engine_dies(b
     assert "no memory left for the pool" in (box / "died").read_text()
     assert "the engine ended before it answered" in (box / "died").read_text()
     assert "SubState=auto-restart" in (box / "after").read_text()
+
+
+def test_a_persons_own_manager_runs_it_too(box):
+    (box / "engine.py").write_text(_ENGINE)
+    (box / "key.yaml").write_text("api-key: sesame\n")
+    unit = render_unit(replace(_SPEC, manager="user", api_key_file="/box/key.yaml"))
+    (box / "dflash-sglang-box.service").write_text(unit)
+    boot(
+        box,
+        """
+        unit=dflash-sglang-box
+        systemctl start user@0 || exit 1
+        export XDG_RUNTIME_DIR=/run/user/0
+        mkdir -p $XDG_RUNTIME_DIR/systemd/user
+        cp /box/$unit.service $XDG_RUNTIME_DIR/systemd/user/
+        systemctl --user daemon-reload
+        systemctl --user start $unit || { systemctl --user status $unit; journalctl -n 50; exit 1; }
+        cp ~/seen /box/seen
+        systemctl --user stop $unit
+        ls -d $XDG_RUNTIME_DIR/$unit && exit 2
+        exit 0
+        """,
+    )
+    seen = json.loads((box / "seen").read_text())
+    assert seen["config"] == "api-key: sesame\n"
+    assert seen["argv"][:4] == ["--port", "30000", "--odd", "a b%c$HOME"]
+    assert seen["env"]["TMPDIR"] == "/run/user/0/dflash-sglang-box"
+
+
+@pytest.mark.skipif(
+    len({Path(place).stat().st_dev for place in ("/", sys.prefix, sys.base_prefix, __file__)}) > 1,
+    reason="the tool is not on the root file system, which is all that the box has",
+)
+def test_status_finds_running_and_failed_units(box):
+    (box / "engine.py").write_text(_ENGINE)
+    (box / "dflash-sglang-box.service").write_text(render_unit(_SPEC))
+    dies = replace(_SPEC, service="dies", port=30001, argv=(*_SPEC.argv, "--die"))
+    (box / "dflash-sglang-dies.service").write_text(
+        render_unit(dies).replace("StartLimitBurst=6", "StartLimitBurst=1")
+    )
+    root = Path(__file__).parents[2]
+    boot(
+        box,
+        _STARTED
+        + f"""
+        systemctl start $unit || exit 1
+        systemctl start dflash-sglang-dies; systemctl start dflash-sglang-dies
+        cd {root}
+        {sys.executable} -m dflash_deploy status --json > /box/status || exit 1
+        {sys.executable} -m dflash_deploy status dies > /box/dies
+        [ $? = 1 ] || exit 2
+        systemctl stop $unit
+        """,
+    )
+    servers = {server["name"]: server for server in json.loads((box / "status").read_text())["servers"]}
+    assert set(servers) == {"box", "dies"}
+    assert servers["box"]["health"] == "healthy"
+    assert servers["box"]["url"] == "http://127.0.0.1:30000"
+    assert servers["box"]["unit"]["active"] == "active"
+    assert servers["dies"]["health"] == "unhealthy"
+    assert "journalctl -u dflash-sglang-dies.service" in (box / "dies").read_text()
