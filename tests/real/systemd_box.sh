@@ -29,8 +29,17 @@ for root in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
 done
 leave() {
   set +e
-  # Its init dies with nspawn.
-  [ -z "$box" ] || { kill -KILL "$box" 2>/dev/null; wait "$box" 2>/dev/null; }
+  # Cut short: what runs in the box does not die with nspawn, so everything in its control groups is ended.
+  if [ -n "$box" ]; then
+    { kill -KILL "$box"; wait "$box"; } 2>/dev/null
+    for _ in {1..50}; do
+      inside=$(find "${groups[@]}" -name cgroup.procs -exec cat {} + | sort -u)
+      [ -n "$inside" ] || break
+      # shellcheck disable=SC2086 - a list of numbers
+      kill -KILL $inside 2>/dev/null
+      sleep 0.1
+    done
+  fi
   for group in "${groups[@]}"; do
     for _ in {1..50}; do
       find "$group" -depth -type d -exec rmdir {} + 2>/dev/null
