@@ -1,0 +1,231 @@
+"""The command with the simulator as its server: a process of its own, as SGLang would be."""
+
+import signal
+import socket
+import sys
+
+import pytest
+
+from dflash_deploy.errors import ExitCode
+
+from .conftest import wait_for
+
+
+def test_a_study_from_profile_to_command(tool):
+    ended = tool.simulate("--trials", "4", "--name", "first", "--seed", "5")
+    assert ended.code == 0, ended.err
+    result = ended.result
+    assert ended.out.count("\n") == 1, "with --json, stdout holds the object alone"
+    assert result["study"] == "first"
+    assert result["simulated"] is result["best"]["simulated"] is True
+    assert result["ended_by"] == "trials"
+    launched = [trial for trial in result["trials"] if trial["launched"]]
+    assert len(launched) == 4
+    assert launched[0]["source"] == "known:hand-tuned"
+
+    best = result["best"]
+    assert best["spread"]["low"] <= best["objective"] <= best["spread"]["high"]
+    assert best["measured"]["users"] == 2
+    assert best["measured"]["vram_total_mib"] == 32607
+    assert best["predicted"]["peak_mib"] > 20_000
+    assert best["command"].startswith("python -m sglang.launch_server --model-path ")
+    assert "--max-total-tokens 8192" in best["command"]
+    assert result["next_command"] == "dflash-deploy emit first"
+    (baseline,) = result["baselines"]
+    assert (baseline["name"], baseline["trial"]) == ("hand-tuned", 1)
+    assert baseline["gain"]["median"] >= 0
+    assert best["objective"] >= baseline["objective"] or not baseline["distinguishable"]
+
+    folder = tool.studies / "first" / "trials" / "0001"
+    record = tool.trials("first")[1]
+    assert "fired up" in (folder / "server.log").read_text()
+    assert record["argv"][1:3] == ["-m", "dflash_deploy.simulator"]
+    assert record["env"]["DFLASH_SIM_SEED"] == "5"
+    assert record["boot"]["kv_tokens"] == 8192
+    assert record["measured"]["accept_length"] > 1
+    assert "trial 1: known:hand-tuned" in ended.err
+    assert "\x1b[" not in ended.err
+    assert "best so far" in ended.err
+    assert "(simulated)" in ended.err
+
+
+def test_a_finished_study_is_not_launched_again_and_a_larger_one_goes_on(tool):
+    assert tool.simulate("--trials", "2", "--name", "s").code == 0
+    before = tool.trials("s")
+    again = tool.run("tune", "--resume", "--trials", "2", "--json")
+    assert again.code == 0
+    assert tool.trials("s") == before
+    more = tool.run("tune", "--resume", "s", "--trials", "3", "--json")
+    assert more.code == 0
+    after = tool.trials("s")
+    assert {number: after[number] for number in before} == before
+    assert sum(bool(record["argv"]) for record in after.values()) == 3
+    assert len({str(sorted(r["flags"].items())) for r in after.values()}) == len(after)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_server_and_keeps_what_has_ended(tool, number):
+    process = tool.start(*tool.command("--trials", "6", "--name", "s", scale=40))
+    wait_for(lambda: 1 in tool.trials("s") and tool.servers())
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED, err
+    assert not tool.servers()
+    assert "stopped by hand" in err
+    assert "Traceback" not in err
+    assert '"ended_by":"interrupted"' in out
+    records = tool.trials("s")
+    assert records[1]["outcome"] == "served"
+    assert records[max(records)]["outcome"] == "interrupted"
+
+
+def test_a_killed_tuner_leaves_no_server_and_its_trial_is_done_again(tool):
+    process = tool.start(*tool.command("--trials", "3", "--name", "s", scale=40))
+    wait_for(lambda: 1 in tool.trials("s") and tool.servers())
+    process.kill()
+    process.communicate(timeout=30)
+    kept = tool.trials("s")
+    begun = [path for path in (tool.studies / "s" / "trials").glob("*") if not (path / "trial.json").exists()]
+    assert len(begun) == 1
+
+    ended = tool.run("tune", "--resume", "--trials", "3", "--json")
+    assert ended.code == 0, ended.err
+    records = tool.trials("s")
+    assert {number: records[number] for number in kept} == kept
+    cut = records[int(begun[0].name)]
+    assert cut["outcome"] == "interrupted"
+    redone = [r for r in records.values() if r["flags"] == cut["flags"] and r["outcome"] != "interrupted"]
+    assert len(redone) == 1
+    assert sum(bool(record["argv"]) for record in records.values()) == 3
+    assert not tool.servers()
+
+
+def test_two_tuners_on_one_study(tool):
+    first = tool.start(*tool.command("--trials", "3", "--name", "s", scale=20))
+    wait_for(tool.servers)
+    second = tool.run("tune", "--resume", "--name", "s")
+    assert second.code == ExitCode.UNAVAILABLE
+    assert "another tuner works on s" in second.err
+    assert str(first.pid) in second.err
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "said"),
+    [
+        ("garbage", "bad-output", "mojibake"),
+        ("repeat", "bad-output", "repetition"),
+        ("wrong-usage", "bad-output", "wrong-count"),
+        ("die:decode-capture", "failed", "decode-capture"),
+        ("die-after:3", "unstable", "illegal memory access"),
+    ],
+)
+def test_when_nothing_serves_the_reasons_are_told(tool, fault, outcome, said):
+    ended = tool.simulate("--trials", "1", "--name", "s", DFLASH_SIM_FAULT=fault)
+    assert ended.code == ExitCode.FAILED, ended.err
+    (trial,) = ended.result["trials"]
+    assert trial["outcome"] == outcome
+    assert said in trial["reason"]
+    assert not trial["feasible"]
+    assert trial["objective"] is None
+    assert ended.result["best"] is None
+    assert "no configuration served within the limits" in ended.err
+    assert f"what to change ({outcome})" in ended.err
+
+
+def test_a_limit_nobody_can_keep(tool):
+    limit = "objective.constraints.user_tokens_per_s.min=100000"
+    ended = tool.simulate("--trials", "1", "--set", limit)
+    assert ended.code == ExitCode.FAILED
+    (trial,) = ended.result["trials"]
+    assert trial["outcome"] == "infeasible"
+    assert 0.9 < trial["violations"]["user_tokens_per_s"] < 1
+    assert "wanted at least 100000" in trial["reason"]
+    assert trial["objective"] > 0
+
+
+def test_what_the_plan_refuses_is_not_launched_and_counts_for_nothing(tool):
+    ended = tool.simulate(
+        "--trials", "2", "--set", "search.mem-fraction-static={low: 0.60, high: 0.92, step: 0.32}"
+    )
+    assert ended.code == 0, ended.err
+    refused = [trial for trial in ended.result["trials"] if not trial["launched"]]
+    assert refused
+    assert all("by the plan" in trial["reason"] or "the plan ends" in trial["reason"] for trial in refused)
+    assert all(trial["outcome"] == "infeasible" for trial in refused)
+
+
+def test_a_small_space_ends_when_it_is_tried_out(tool):
+    ended = tool.simulate(
+        *("--trials", "9", "--set", "search={max-running-requests: {choices: [2, 3]}}"),
+        *("--set", "flags.mem-fraction-static=0.92", "--set", "known=[]"),
+    )
+    assert ended.result["ended_by"] == "exhausted", ended.err
+    assert len(ended.result["trials"]) == 2
+
+
+def test_no_time_is_no_trial(tool):
+    ended = tool.simulate("--minutes", "0")
+    assert ended.code == ExitCode.FAILED
+    assert ended.result["ended_by"] == "minutes"
+    assert ended.result["trials"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--simulate", "rtx-6060"), ExitCode.MISSING, "rtx-5090"),
+        ((), ExitCode.USAGE, "profile list"),
+        (("no-such-profile",), ExitCode.MISSING, "no-such-profile"),
+        (("PROFILE",), ExitCode.MISSING, "--python"),
+        (("PROFILE", "--python", "/nowhere/python"), ExitCode.MISSING, "/nowhere/python"),
+        (("PROFILE", "--python", sys.executable), ExitCode.MISSING, "sglang"),
+        (("PROFILE", "--simulate", "rtx-5090", "--set", "flags.no-such-flag=1"), 3, "no-such-flag"),
+        (("PROFILE", "--simulate", "rtx-5090", "--set", "workload.users=none"), 3, "users"),
+        (("PROFILE", "--simulate", "rtx-5090", "--name", "../up"), ExitCode.USAGE, "cannot name a study"),
+        (("--resume",), ExitCode.MISSING, "no study"),
+        (("--resume", "gone"), ExitCode.MISSING, "no study"),
+        (("--resume", "--simulate", "rtx-5090"), ExitCode.USAGE, "name the study alone"),
+        (("PROFILE", "--profile", "x"), ExitCode.USAGE, "once"),
+        (("--trials", "0"), ExitCode.USAGE, "--trials"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_launched(tool, arguments, code, said):
+    ended = tool.run("tune", *(str(tool.profile) if word == "PROFILE" else word for word in arguments))
+    assert ended.code == code, ended.err
+    assert said.lower() in ended.err.lower()
+    assert "Traceback" not in ended.err
+    assert not list(tool.studies.glob("*/trials/*"))
+
+
+def test_a_taken_port_is_told_and_nothing_is_launched(tool):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = tool.simulate("--trials", "2", "--name", "s", "--port", str(port))
+    assert ended.code == ExitCode.UNAVAILABLE
+    assert f"port {port}" in ended.err
+    assert not list(tool.studies.glob("s/trials/*/server.log"))
+
+
+def test_a_study_of_this_name_is_not_overwritten(tool):
+    assert tool.simulate("--minutes", "0", "--name", "s").code == ExitCode.FAILED
+    ended = tool.simulate("--minutes", "0", "--name", "s")
+    assert ended.code == ExitCode.UNAVAILABLE
+    assert "--resume --name s" in ended.err
+
+
+def test_a_full_disk_is_told_and_what_has_ended_is_kept(tool):
+    assert tool.simulate("--trials", "1", "--name", "s").code == 0
+    before = tool.trials("s")
+    # A limit on the size of files refuses writes as a full disk does, and needs no disk to fill.
+    ended = tool.run(
+        "tune", "--resume", "--trials", "3", wrapper=("bash", "-c", 'ulimit -f 1; exec "$@"', "-")
+    )
+    assert ended.code == ExitCode.UNAVAILABLE, ended.err
+    assert "Traceback" not in ended.err
+    assert "error:" in ended.err
+    assert tool.trials("s") == before
+    assert tool.run("tune", "--resume", "--trials", "2").code == 0
