@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dflash_deploy import __version__, paths
 from dflash_deploy.errors import DeployError, ExitCode
@@ -30,10 +30,12 @@ from dflash_deploy.tune.records import (
     write_record,
 )
 from dflash_deploy.tune.screen import Screen
-from dflash_deploy.tune.search import Proposal, Search
 from dflash_deploy.tune.select import KNOWN
 from dflash_deploy.tune.space import key_of, space_of, tidy
 from dflash_deploy.tune.trial import Gauge, not_launched, run_trial
+
+if TYPE_CHECKING:
+    from dflash_deploy.tune.search import Proposal
 
 Ending = Literal["trials", "minutes", "exhausted", "interrupted"]
 """Why a study went no further: as many launches as were wanted, the time was up, every configuration has been
@@ -164,6 +166,9 @@ class _Run:
     """The trials of one run of the tuner."""
 
     def __init__(self, folder: Path, study: StudyRecord, rig: Rig, screen: Screen) -> None:
+        # Optuna takes most of a second to load, which an error before this need not wait for.
+        from dflash_deploy.tune.search import Search  # noqa: PLC0415
+
         self.records = read_trials(folder)
         self._folder = folder
         self._profile = study.profile
