@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 
 from dflash_deploy.engine.launch import Flags, Launch
 from dflash_deploy.engine.sglang.bootlog import Progress
+from dflash_deploy.engine.sglang.command import launch_argv, speculation_flags
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.server.outcome import Served
@@ -42,18 +44,26 @@ class RealSglang:
     environment: ServingEnvironment
     model: Path
 
+    def settings(self) -> list[str]:
+        """Options that give a command of the tool this environment and this model."""
+        values = {
+            "engine.python": str(self.environment.python),
+            "model.path": str(self.model),
+            **{f"env.{name}": json.dumps(value) for name, value in self.environment.variables().items()},
+        }
+        return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
     def launch(self, flags: Flags, *, model: Path | None = None) -> Launch:
         """The command of a server on a free port."""
         port = free_port(HOST)
-        words = FlagTable.for_version(SGLANG_VERSION).spell(
-            {"model-path": str(model or self.model), "host": HOST, "port": port, **flags}
-        )
-        return Launch(
-            argv=(str(self.environment.python), "-m", "sglang.launch_server", *words),
+        argv = launch_argv(
+            self.environment.python,
+            {"model-path": str(model or self.model), **flags},
             host=HOST,
             port=port,
-            env=self.environment.variables(),
+            table=FlagTable.for_version(SGLANG_VERSION),
         )
+        return Launch(argv, HOST, port, self.environment.variables())
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,12 @@ def speculating(
     sglang: RealSglang, smoke_flags: Flags, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A server with n-gram speculation of eight draft tokens, for all tests that only ask it."""
-    flags = {**smoke_flags, "speculative-algorithm": "NGRAM", "enable-metrics": True}
+    flags = {
+        **smoke_flags,
+        **speculation_flags("ngram"),
+        "served-model-name": "tiny-random",
+        "enable-metrics": True,
+    }
     yield from run(sglang.launch(flags), tmp_path_factory.mktemp("speculating"))
 
 

@@ -14,8 +14,10 @@ from dflash_deploy.bench.measure import measure
 from dflash_deploy.bench.measurement import Measurement
 from dflash_deploy.bench.prompts import mixed_prompts
 from dflash_deploy.engine.boot import Stage
+from dflash_deploy.engine.sglang import http, metrics
 
 from .conftest import HOST, Running, run
+from .environment import SGLANG_VERSION
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -46,6 +48,54 @@ def test_progress_goes_forward_to_serving(speculating):
     assert {Stage.LOAD, Stage.SERVING} <= set(stages)
 
 
+def test_the_server_tells_the_same_over_http(speculating):
+    url, boot = speculating.launch.base_url, speculating.served.boot
+    assert http.healthy(url, timeout_s=60)
+    assert http.served_model(url, timeout_s=30) == "tiny-random"
+    assert http.flush_cache(url, timeout_s=30)
+    info = http.server_info(url, timeout_s=30)
+    assert info is not None
+    assert info.version == SGLANG_VERSION
+    assert info.kv_tokens == boot.kv_tokens
+    assert info.max_running_requests == boot.max_running_requests
+    assert info.context_tokens in (boot.context_tokens, None)
+    assert info.simulator is None
+
+
+def test_status_finds_it_healthy(speculating):
+    url = speculating.launch.base_url
+    shown = subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "status", "--json", "--url", url, "--timeout", "60"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    (server,) = json.loads(shown.stdout)["servers"]
+    assert server["health"] == "healthy"
+    assert server["kind"] == "measured"
+    assert (server["model"], server["version"]) == ("tiny-random", SGLANG_VERSION)
+    assert server["limits"]["kv_tokens"] == speculating.served.boot.kv_tokens
+
+
+def test_metrics_count_what_was_asked(speculating):
+    url = speculating.launch.base_url
+
+    def figures() -> metrics.Metrics:
+        text = http.get_text(url, "/metrics", timeout_s=30)
+        assert text is not None
+        return metrics.parse(text)
+
+    before = figures()
+    generate(speculating, "Count on me.")
+    after = figures()
+    assert after.kv_tokens == speculating.served.boot.kv_tokens
+    assert after.generation_tokens_total - (before.generation_tokens_total or 0) == 200
+    assert after.requests_total - (before.requests_total or 0) == 1
+    assert 0 < after.verify_calls_total - (before.verify_calls_total or 0) < 200
+    assert 1 < after.spec_accept_length <= 8
+
+
 @pytest.mark.parametrize("users", [1, 4])
 def test_users_at_once_get_every_token_and_sound_text(speculating, users):
     measured = measure(
@@ -56,11 +106,13 @@ def test_users_at_once_get_every_token_and_sound_text(speculating, users):
         rounds=2,
         warm_up=1,
         timeout_s=120,
+        accept_length=lambda: accept_length(speculating),
     )
     assert isinstance(measured, Measurement), measured
     assert measured.users == users
     assert measured.output_tokens == 96 * users * 2
     assert measured.faults == ()
+    assert 1 < measured.accept_length <= 8
     for spread in (
         measured.total_tokens_per_s,
         measured.user_tokens_per_s,
@@ -82,8 +134,8 @@ def test_a_question_asked_again_is_answered_in_fewer_steps_with_the_same_text(sp
 
 def test_speculation_changes_no_text(speculating, plain):
     for prompt in ("def main():", "The quick brown fox", "Explain what a lock file is."):
-        text, accept_length = generate(plain, prompt)
-        assert accept_length is None
+        text, tokens_per_step = generate(plain, prompt)
+        assert tokens_per_step is None
         assert generate(speculating, prompt)[0] == text
 
 
@@ -102,6 +154,12 @@ def test_a_stop_is_graceful_and_leaves_nothing(plain):
     assert not Path(environment["TMPDIR"]).exists()
     with socket.socket() as listener:
         listener.bind((HOST, plain.launch.port))
+
+
+def accept_length(running: Running) -> float | None:
+    """Of all that the server has generated until now."""
+    info = http.server_info(running.launch.base_url, timeout_s=30)
+    return info.accept_length if info else None
 
 
 def generate(running: Running, prompt: str) -> tuple[str, float | None]:

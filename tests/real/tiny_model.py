@@ -84,14 +84,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
                 model.lm_head.weight[words[choice]] += meaning[token] / config.hidden_size**0.5
         for layer in model.model.layers:
             # Sharp attention, to a few places and not to the mean of all: else the choice hardly changes.
-            layer.self_attn.q_norm.weight.fill_(4)
+            layer.self_attn.q_norm.weight.fill_(2)
     return model.to(torch.bfloat16)
 
 
 def spoken_words(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """The tokens that answers are made of: few, so that pairs of them come again."""
     by_token = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    return [number for token, number in by_token if re.fullmatch("Ġ[a-z]{3,}", token)][-64:]
+    return [number for token, number in by_token if re.fullmatch("Ġ[a-z]{3,}", token)][-128:]
 
 
 if __name__ == "__main__":

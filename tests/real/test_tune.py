@@ -1,0 +1,127 @@
+"""``dflash-deploy tune`` of the real server: whole, cut down midway, and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dflash_deploy import paths
+
+from .conftest import RealSglang
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+STUDY = "real-lane"
+TRIALS = 4
+PATIENCE_S = 300
+
+
+def test_a_study_that_is_killed_midway_is_resumed_and_finds_the_best(sglang, tmp_path):
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        tuner = subprocess.Popen(
+            command(sglang, "--trials", str(TRIALS), "--name", STUDY), stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            wait_for(lambda: len(ended()) == 2 and serving_children(tuner.pid), tuner, output)
+            servers = serving_children(tuner.pid)
+        finally:
+            tuner.kill()
+            tuner.wait()
+    # The servers follow it, though it could not say so.
+    assert psutil.wait_procs(servers, timeout=PATIENCE_S)[1] == []
+    kept = ended()
+    assert len(kept) == 2
+
+    resumed = subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "tune", STUDY, "--resume", "--trials", str(TRIALS), "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert {name: ended()[name] for name in kept} == kept
+    result = json.loads(resumed.stdout)
+    check_result(result)
+    check_unit(sglang, result)
+    assert serving_children(os.getpid()) == []
+
+
+def check_result(result) -> None:
+    trials = [json.loads(content) for content in ended().values()]
+    served = [trial for trial in trials if trial["outcome"] == "served"]
+    assert [trial["outcome"] for trial in trials].count("interrupted") == 1
+    assert len(served) == TRIALS == len(trials) - 1
+    # What was cut short was tried again, and nothing else twice.
+    searched = [json.dumps(trial["flags"], sort_keys=True) for trial in served]
+    assert len(set(searched)) == TRIALS
+    for trial in served:
+        check_trial(trial)
+    by_drafts = sorted(served, key=lambda trial: trial["flags"]["speculative-num-draft-tokens"])
+    assert by_drafts[0]["measured"]["accept_length"] < by_drafts[-1]["measured"]["accept_length"]
+    best = result["best"]
+    assert not result["simulated"]
+    assert not best["simulated"]
+    assert best["objective"] == max(trial["objective"] for trial in served)
+    assert [baseline["name"] for baseline in result["baselines"]] == ["first-boot"]
+    assert "sglang.launch_server" in best["command"]
+
+
+def check_trial(trial) -> None:
+    """What was asked for is what the server said it has, and what was measured."""
+    flags, boot, measured = trial["flags"], trial["boot"], trial["measured"]
+    drafts = flags["speculative-num-draft-tokens"]
+    assert boot["kv_tokens"] == flags["max-total-tokens"]
+    assert boot["max_running_requests"] == flags["max-running-requests"]
+    assert 1 < measured["accept_length"] <= drafts
+    assert measured["faults"] == []
+    assert measured["output_tokens"] == 2 * 64
+    assert trial["objective"] == measured["total_tokens_per_s"]["median"] > 0
+    assert trial["feasible"]
+
+
+def check_unit(sglang: RealSglang, result) -> None:
+    """The unit starts the best configuration in its environment."""
+    emitted = subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "emit", STUDY], check=True, capture_output=True, text=True
+    ).stdout
+    drafts = result["best"]["flags"]["speculative-num-draft-tokens"]
+    assert f"ExecStart={sglang.environment.python} " in emitted
+    assert f"--speculative-num-draft-tokens {drafts} " in emitted
+    for name, value in sglang.environment.variables().items():
+        assert f"Environment={name}={value}\n" in emitted
+
+
+def command(sglang: RealSglang, *options: str) -> Sequence[str]:
+    return [sys.executable, "-m", "dflash_deploy", "tune", "sglang-cpu-smoke", *sglang.settings(), *options]
+
+
+def ended() -> dict[str, str]:
+    """The records of ended trials, by trial."""
+    trials = (paths.state_dir() / "studies" / STUDY / "trials").glob("*/trial.json")
+    return {path.parent.name: path.read_text() for path in sorted(trials)}
+
+
+def serving_children(pid: int) -> list[psutil.Process]:
+    """The engine's processes among those that ``pid`` started, once it has begun to load its model."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+        return [child for child in children if child.name().startswith("sglang::")]
+    except psutil.Error:
+        return []
+
+
+def wait_for(condition: Callable[[], object], tuner: subprocess.Popen[bytes], output: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert tuner.poll() is None, f"the tuner ended with {tuner.returncode}\n{output.read_text()}"
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.1)
