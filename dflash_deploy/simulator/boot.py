@@ -164,7 +164,6 @@ class _Start:
 
     def load(self) -> Iterator[BootEvent]:
         settings = self.settings
-        yield Enter("load")
         baseline = 0.12
         if settings.release >= (0, 5, 21):
             yield Say("Init parallel begin.")
@@ -176,6 +175,7 @@ class _Start:
             yield self._pass(0.4)
             yield Say(f"Init torch distributed ends. elapsed=0.40 s, mem usage={baseline:.2f} GB")
         yield Say(f"Load weight begin. avail mem={self.free:.2f} GB")
+        yield Enter("load")
         self._supported()
         size = memory.weights(settings)
         seconds = 7.1 * size / 19.7 * self.slow
@@ -204,8 +204,8 @@ class _Start:
         if speculation is None or speculation.draft is None:
             return
         draft = speculation.draft
-        yield Enter("draft-load")
         yield Say(f"Load weight begin. avail mem={self.free:.2f} GB")
+        yield Enter("draft-load")
         if draft.architecture == "DFlash2DraftModel" and self.settings.release < (0, 5, 19):
             raise SchedulerDiedError(
                 "draft-load",
@@ -302,10 +302,10 @@ class _Start:
             if not settings.prefill_graphs:
                 yield Say("Disable prefill CUDA graph because it is disabled by the server arguments.")
             return graphs
-        yield Enter("prefill-capture")
         yield Say(
             logs.capture_begin(settings, role="target", what="prefill", sizes=graphs.sizes, free=self.free)
         )
+        yield Enter("prefill-capture")
         if graphs.gib > self.free:
             cause = logs.out_of_memory(settings.card.memory_mib, wanted=0.25, free=min(self.free, 0.2))
             yield from self._capture("prefill", graphs.sizes[::-1], 0.28, stop_at=1)
@@ -339,11 +339,9 @@ class _Start:
         what = "verify" if speculation else "decode"
         if not verify.sizes:
             return verify, none
-        yield Enter("decode-capture")
         yield from self._capture_set("decode-capture", "target", what, verify)
         if speculation is None or speculation.draft is None:
             return verify, none
-        yield Enter("draft-capture")
         if speculation.method == "dflash" and self.free < fitted.DRAFT_GRAPH_NEEDS_GIB:
             yield Say(
                 f"Disable DFLASH draft cuda graph because only {self.free:.2f} GB GPU memory is available "
@@ -364,6 +362,7 @@ class _Start:
     def _capture_set(self, stage: str, role: str, what: str, graphs: GraphMemory) -> Iterator[BootEvent]:
         settings = self.settings
         yield Say(logs.capture_begin(settings, role=role, what=what, sizes=graphs.sizes, free=self.free))
+        yield Enter(stage)
         each = (0.55 if role == "target" else 1.15) * min(self.slow, 6.0)
         if settings.torch_compile:
             each *= 6

@@ -326,8 +326,9 @@ class Scheduler:
                 job.verify_steps += 1
                 job.histogram[length - 1] += 1
                 verified += 1
-                self.counters.verify_steps += 1
-                self.counters.accepted += length
+                if not job.probe:
+                    self.counters.verify_steps += 1
+                    self.counters.accepted += length
             length = min(length, job.new_tokens - job.produced)
             yielded += length
             self._yield(job, length, step.ends_s, outputs)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -97,9 +98,9 @@ def free_port() -> int:
 Launcher = Callable[..., Simulated]
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launcher]:
-    """Start a simulator; ``ready=False`` comes back at once."""
+@contextmanager
+def launching(folder: Path) -> Iterator[Launcher]:
+    """Start simulators, and end them; ``ready=False`` comes back at once."""
     started: list[Simulated] = []
 
     def start(
@@ -112,7 +113,7 @@ def launch(tmp_path: Path) -> Iterator[Launcher]:
         **env: str,
     ) -> Simulated:
         number = free_port() if port is None else port
-        log = tmp_path / f"simulator-{len(started)}.log"
+        log = folder / f"simulator-{len(started)}.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("DFLASH_SIM_")}
         environment |= {"DFLASH_SIM_TIME_SCALE": str(scale), "DFLASH_SIM_FAULT": fault} | env
         with log.open("wb") as out:
@@ -128,8 +129,16 @@ def launch(tmp_path: Path) -> Iterator[Launcher]:
             server.wait_for("The server is fired up and ready to roll!")
         return server
 
-    yield start
-    for server in started:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.wait(DEADLINE_S)
+    try:
+        yield start
+    finally:
+        for server in started:
+            if server.process.poll() is None:
+                server.process.kill()
+            server.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launcher]:
+    with launching(tmp_path) as start:
+        yield start

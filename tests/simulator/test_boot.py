@@ -24,12 +24,15 @@ def test_a_start_says_everything_in_sglangs_order() -> None:
         r"Load weight end\. elapsed=[\d.]+ s, type=Qwen3_5ForConditionalGeneration, quant=modelopt_mixed, "
         r"quant_algo=MIXED_PRECISION, avail mem=11\.02 GB, mem usage=20\.14 GB\.",
         r"Load weight begin\. avail mem=11\.02 GB",
-        r"Load weight end\. elapsed=[\d.]+ s, type=DFlash2DraftModel, avail mem=7\.30 GB, mem usage=3\.72 GB\.",
-        r"Initialized DFLASH draft runner\. attention_backend=flashinfer, model=DFlash2DraftModel, block_size=8, "
+        r"Load weight end\. elapsed=[\d.]+ s, type=DFlash2DraftModel, avail mem=7\.30 GB, mem "
+        r"usage=3\.72 GB\.",
+        r"Initialized DFLASH draft runner\. attention_backend=flashinfer, model=DFlash2DraftModel, "
+        r"block_size=8, "
         r"draft_window_size=None, compact_cache=False",
         r"DFLASH draft runner ready\. mask_token=",
         r"Reserving 0\.10 GB of the KV budget for post-sizing multimodal allocations",
-        r"Mamba Cache is allocated\. max_mamba_cache_size: 4, conv_state size: 0\.01GB, ssm_state size: 0\.35GB "
+        r"Mamba Cache is allocated\. max_mamba_cache_size: 4, conv_state size: 0\.01GB, ssm_state "
+        r"size: 0\.35GB "
         r"intermediate_ssm_state_cache size: 1\.12GB intermediate_conv_window_cache size: 0\.02GB",
         r"KV Cache is allocated\. dtype: torch\.float8_e4m3fn, #tokens: (\d+), K size: [\d.]+ GB, V size: ",
         r"Memory pool end\. avail mem=[\d.]+ GB",
@@ -41,13 +44,16 @@ def test_a_start_says_everything_in_sglangs_order() -> None:
         r"Capture draft verify CUDA graph end\. ",
         r"max_total_num_tokens=\d+, chunked_prefill_size=4096, max_prefill_tokens=16384, "
         r"max_running_requests=1, context_len=262144, available_gpu_mem=[\d.]+ GB",
-        r"Engine startup timings \(s\): load_weight=[\d.]+, kv_cache_allocation=[\d.]+, scheduler_e2e=[\d.]+, "
+        r"Engine startup timings \(s\): load_weight=[\d.]+, kv_cache_allocation=[\d.]+, "
+        r"scheduler_e2e=[\d.]+, "
         r"cuda_graph=\{prefill=0\.00, ",
         r"Prefill batch, #new-seq: 1, #new-token: 60, #cached-token: 0, #full token: \d+, full token usage: "
         r"[\d.]+, mamba num: \d+, mamba usage: [\d.]+, #running-req: 0, #queue-req: 0, #pending-token: 0, "
         r"cuda graph: False, input throughput \(token/s\): [\d.]+",
-        r"Decode batch, #running-req: 1, #full token: \d+, full token usage: [\d.]+, mamba num: \d+, mamba usage: "
-        r"[\d.]+, accept len: [\d.]+, accept rate: [\d.]+, cuda graph: True, gen throughput \(token/s\): [\d.]+, "
+        r"Decode batch, #running-req: 1, #full token: \d+, full token usage: [\d.]+, mamba num: "
+        r"\d+, mamba usage: "
+        r"[\d.]+, accept len: [\d.]+, accept rate: [\d.]+, cuda graph: True, gen throughput "
+        r"\(token/s\): [\d.]+, "
         r"#queue-req: 0",
     ]
     at = 0
@@ -67,8 +73,14 @@ def test_progress_returns_the_carriage() -> None:
     ("version", "begin"),
     [
         ("0.5.23", "Capture target verify CUDA graph begin. backend=full, num_tokens_per_req=8, avail"),
-        ("0.5.21", "Capture target verify CUDA graph begin. backend=full, num_tokens_per_req=8, bs=[1], avail"),
-        ("0.5.19", "Capture target verify CUDA graph begin. backend=full, num_tokens_per_req=8, bs=[1], avail"),
+        (
+            "0.5.21",
+            "Capture target verify CUDA graph begin. backend=full, num_tokens_per_req=8, bs=[1], avail",
+        ),
+        (
+            "0.5.19",
+            "Capture target verify CUDA graph begin. backend=full, num_tokens_per_req=8, bs=[1], avail",
+        ),
     ],
 )
 def test_lines_change_with_the_release(version: str, begin: str) -> None:
@@ -87,7 +99,8 @@ def test_dflash2_came_with_0_5_19() -> None:
 def test_another_block_size_is_noted() -> None:
     lines = said(f"{ONE_USER} --speculative-num-draft-tokens 6")
     assert (
-        "DFLASH block size mismatch: using speculative_num_draft_tokens=6 but draft config block_size=8." in lines
+        "DFLASH block size mismatch: using speculative_num_draft_tokens=6 but draft config block_size=8."
+        in lines
     )
 
 

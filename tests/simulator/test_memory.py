@@ -58,7 +58,8 @@ def test_published_state_bytes_to_the_byte() -> None:
 
 def test_automatic_slots_of_a_published_run() -> None:
     flags = (
-        f"{NVFP4} {DFLASH2} --mem-fraction-static 0.85 --max-running-requests 48 --mamba-full-memory-ratio 3.51 "
+        f"{NVFP4} {DFLASH2} --mem-fraction-static 0.85 --max-running-requests 48 "
+        "--mamba-full-memory-ratio 3.51 "
         "--mamba-radix-cache-strategy extra_buffer_lazy --mamba-ssm-dtype bfloat16"
     )
     slack = 113.0 * 0.15

@@ -72,7 +72,9 @@ def test_a_long_prompt_goes_through_in_chunks() -> None:
     scheduler = Scheduler(up_of(flags), log=lines.append)
     scheduler.submit(Job(prompt_tokens=5000, new_tokens=2), 0.0)
     run_out(scheduler)
-    tokens = [int(line.split("#new-token: ")[1].split(",")[0]) for line in lines if line.startswith("Prefill")]
+    tokens = [
+        int(line.split("#new-token: ")[1].split(",")[0]) for line in lines if line.startswith("Prefill")
+    ]
     assert tokens == [2048, 2048, 904]
 
 

@@ -30,7 +30,7 @@ def test_broken_answers_look_broken() -> None:
 
 
 def test_chinese_is_answered_in_chinese() -> None:
-    answer = Answer("請說明快取是什麼，以及為什麼需要它。", 0).take(60)
+    answer = Answer("請說明快取是什麼以及為什麼需要它", 0).take(60)
     assert sum("\u4e00" <= ch <= "\u9fff" for ch in answer) > 0.7 * len(answer)
 
 

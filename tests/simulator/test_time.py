@@ -122,7 +122,7 @@ def test_a_lost_draft_graph_is_told_and_slower() -> None:
     ("flags", "stage", "message"),
     [
         (ONE_USER.replace("0.85", "0.80"), "sizing", "Loaded weights leave no GPU memory for the KV cache"),
-        (f"{NVFP4} {DFLASH2}", "sizing", "Not enough GPU memory for hybrid (mamba/linear-attention) state cache"),
+        (f"{NVFP4} {DFLASH2}", "sizing", "Not enough GPU memory for hybrid (mamba/linear-attention) state"),
         (ONE_USER.replace("0.85", "0.995"), "pools", "CUDA out of memory. Tried to allocate"),
         (
             f"{NVFP4} --mem-fraction-static 0.965 --max-running-requests 1",
