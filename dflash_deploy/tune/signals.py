@@ -14,7 +14,8 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def stop_once() -> Iterator[None]:
     """Within, the first of these signals raises KeyboardInterrupt, and all later ones are ignored.
 
-    Stopping a server takes seconds at most, since it is bounded by SIGKILL.
+    Stopping a server takes seconds at most, since it is bounded by SIGKILL. A hangup that is ignored already
+    (``nohup``) stays so.
     """
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -22,7 +23,9 @@ def stop_once() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in _STOPPING}
+    hangup_matters = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = _STOPPING if hangup_matters else _STOPPING[:2]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

@@ -65,13 +65,17 @@ class Tool:
         return self.home / "state" / "dflash-deploy" / "studies"
 
     def start(
-        self, *arguments: str | Path, wrapper: tuple[str, ...] = (), **env: str
+        self,
+        *arguments: str | Path,
+        wrapper: tuple[str, ...] = (),
+        stdout: int = subprocess.PIPE,
+        **env: str,
     ) -> subprocess.Popen[str]:
         xdg = {f"XDG_{kind.upper()}_HOME": str(self.home / kind) for kind in ("state", "config", "cache")}
         return subprocess.Popen(
             [*wrapper, sys.executable, "-m", "dflash_deploy", *map(str, arguments)],
             env={**os.environ, **xdg, **self.env, **env},
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,

@@ -1,8 +1,11 @@
 """The command with the simulator as its server: a process of its own, as SGLang would be."""
 
+import os
+import pty
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -47,6 +50,34 @@ def test_a_study_from_profile_to_command(tool):
     assert "\x1b[" not in ended.err
     assert "best so far" in ended.err
     assert "(simulated)" in ended.err
+
+
+def test_on_a_terminal_a_table_grows(tool):
+    master, slave = pty.openpty()
+    wide = {"TERM": "xterm", "COLUMNS": "150", "LINES": "50"}
+    command = [word for word in tool.command("--trials", "2", "--name", "s") if word != "--json"]
+    with tool.start(*command, stdout=slave, **wide) as process:
+        os.close(slave)
+        shown = b""
+        with suppress(OSError):  # the other end is gone
+            while piece := os.read(master, 65536):
+                shown += piece
+        process.wait(timeout=60)
+    os.close(master)
+    text = shown.decode()
+    assert process.returncode == 0, text
+    for word in (
+        "s (simulated)",
+        "outcome",
+        "served",
+        "best so far",
+        "hand-tuned",
+        "loading weights",
+        "round 2/2",
+    ):
+        assert word in text
+    assert "command:" in text
+    assert "next: dflash-deploy emit s" in text
 
 
 def test_a_finished_study_is_not_launched_again_and_a_larger_one_goes_on(tool):
