@@ -215,16 +215,13 @@ class Scheduler:
 
     def _admit(self) -> tuple[tuple[Job, int], ...]:
         settings, pools = self.up.settings, self.up.pools
-        chunk = (
-            settings.chunked_prefill_size
-            if settings.chunked_prefill_size > 0
-            else settings.max_prefill_tokens
-        )
-        budget = chunk
+        chunked = settings.chunked_prefill_size > 0
+        # Without chunks a prompt goes through whole, however long; one always may.
+        budget = settings.chunked_prefill_size if chunked else max(1, settings.max_prefill_tokens)
         chosen: list[tuple[Job, int]] = []
         for job in self.running:
             if job.to_prefill > 0 and budget > 0:
-                tokens = min(job.to_prefill, budget)
+                tokens = min(job.to_prefill, budget) if chunked else job.to_prefill
                 chosen.append((job, tokens))
                 budget -= tokens
         free = pools.tokens - self.used_tokens
@@ -242,7 +239,7 @@ class Scheduler:
             if job.started_s is None:
                 job.started_s = self._now_s
             free -= job.context + int(left * self._ratio)
-            tokens = min(job.to_prefill, budget)
+            tokens = min(job.to_prefill, budget) if chunked else job.to_prefill
             budget -= tokens
             chosen.append((job, tokens))
             self.running.append(job)

@@ -78,6 +78,18 @@ def test_a_long_prompt_goes_through_in_chunks() -> None:
     assert tokens == [2048, 2048, 904]
 
 
+def test_without_chunks_a_prompt_goes_through_whole() -> None:
+    lines: list[str] = []
+    flags = (
+        f"{NVFP4} --mem-fraction-static 0.78 --max-running-requests 2 --chunked-prefill-size -1 "
+        "--max-prefill-tokens 0 --cuda-graph-max-bs-prefill 512"
+    )
+    scheduler = Scheduler(up_of(flags), log=lines.append)
+    scheduler.submit(Job(prompt_tokens=5000, new_tokens=2), 0.0)
+    run_out(scheduler)
+    assert ["#new-token: 5000" in line for line in lines if line.startswith("Prefill")] == [True]
+
+
 def test_a_known_beginning_is_not_computed_again() -> None:
     flags = f"{NVFP4} --mem-fraction-static 0.85 --max-running-requests 1 --max-mamba-cache-size 40"
     prompt = "A sentence that many prompts begin with. " * 200
