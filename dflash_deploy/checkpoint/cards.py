@@ -39,6 +39,7 @@ class ModelCard(_Part):
         method: speculation that a draft serves.
         block_size: draft tokens that it was trained to give.
         targets: ids of the targets that a draft works with.
+        sliding_layers: those of the full-attention layers that keep only the last ``sliding_window`` tokens.
         sources: where the figures are from.
     """
 
@@ -64,9 +65,11 @@ class ModelCard(_Part):
     disk_bytes: int | None = Field(gt=0)
     loaded_gib: float = Field(gt=0)
     read_bytes_per_token: int = Field(gt=0)
-    method: Literal["dflash", "dspark", "mtp"] | None = None
+    method: Literal["dflash", "dspark", "mtp", "eagle", "eagle3"] | None = None
     block_size: int | None = Field(default=None, gt=0)
     targets: list[str] = []
+    sliding_layers: int = Field(default=0, ge=0)
+    sliding_window: int | None = Field(default=None, gt=0)
     sources: list[str] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -75,6 +78,10 @@ class ModelCard(_Part):
             raise ValueError("full_attention_layers and linear_attention_layers do not add up to layers")
         if (self.linear is None) != (self.linear_attention_layers == 0):
             raise ValueError("linear describes the linear-attention layers: give both or neither")
+        if self.sliding_layers > self.full_attention_layers:
+            raise ValueError("sliding_layers counts more layers than full_attention_layers has")
+        if (self.sliding_window is None) != (self.sliding_layers == 0):
+            raise ValueError("sliding_layers and sliding_window belong together: give both or neither")
         draft_facts = (self.method is not None, self.block_size is not None, bool(self.targets))
         if any(fact != (self.role == "draft") for fact in draft_facts):
             raise ValueError("method, block_size and targets belong to a draft, and a draft needs all three")
