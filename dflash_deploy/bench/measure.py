@@ -28,7 +28,7 @@ DEFAULT_STALL_S = 120.0
 """Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""
 
 _LEAST_PATIENCE_S = 10.0
-"""Bounds on waiting never get shorter than this by the clock, however fast the simulation runs."""
+"""Bounds on waiting never get shorter than this by the clock, however fast simulated time runs."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,7 @@ def measure(
         output_tokens=output_tokens,
         ignore_eos=ignore_eos,
         salt=secrets.token_hex(4) if salt == "" else salt,
-        patience=Patience(
-            stall_s=max(stall_s / time_scale, _LEAST_PATIENCE_S),
-            total_s=max(timeout_s / time_scale, _LEAST_PATIENCE_S),
-        ),
+        patience=Patience(_on_the_clock(stall_s, time_scale), _on_the_clock(timeout_s, time_scale)),
         time_scale=time_scale,
     )
     if not _is_address(base_url):
@@ -166,6 +163,10 @@ def measure(
         faults=find_faults(requests, output_tokens if ignore_eos else None, read_text=check_output),
         per_round=tuple(_figures(one) for one in measured),
     )
+
+
+def _on_the_clock(limit_s: float, time_scale: float) -> float:
+    return limit_s if time_scale == 1 else max(limit_s / time_scale, _LEAST_PATIENCE_S)
 
 
 def _is_address(base_url: str) -> bool:

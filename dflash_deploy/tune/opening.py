@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def _simulated_rig(profile: Profile, simulated: Simulated, place: Place) -> Rig:
 
 def _real_rig(profile: Profile, place: Place) -> Rig:
     launcher = real_launcher(profile, place.python, host=place.host, port=place.port)
-    gpu = _gpu_here()
+    gpu = _gpu_here(profile)
     if gpu is None:
         return Rig(launcher, None, None)
     index = gpu.index
@@ -162,16 +163,16 @@ def _real_rig(profile: Profile, place: Place) -> Rig:
     return Rig(launcher, gpu.memory_total_mib, gauge)
 
 
-def _gpu_here() -> Gpu | None:
+def _gpu_here(profile: Profile) -> Gpu | None:
     """The card that a server started here would take first."""
-    reading = read_gpus()
+    reading = read_gpus({**os.environ, **profile.env})
     visible = reading.visible if reading.visible is not None else tuple(gpu.index for gpu in reading.gpus)
     by_index = {gpu.index: gpu for gpu in reading.readable}
     return next((by_index[index] for index in visible if index in by_index), None)
 
 
 def _card_here(profile: Profile) -> str | None:
-    gpu = _gpu_here()
+    gpu = _gpu_here(profile)
     card = match_card(gpu.name, gpu.memory_total_mib) if gpu and gpu.name else None
     return card.id if card else profile.card
 

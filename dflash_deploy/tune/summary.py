@@ -173,9 +173,14 @@ _ADVICE: dict[Outcome, str] = {
 
 
 def _counts(summary: Summary) -> str:
-    outcomes = Counter(trial.outcome for trial in summary.trials)
-    launches = sum(trial.launched for trial in summary.trials)
-    return f"{launches} launches ({', '.join(f'{count} {name}' for name, count in outcomes.items())})"
+    launched = [trial for trial in summary.trials if trial.launched or trial.outcome == "interrupted"]
+    outcomes = Counter(trial.outcome for trial in launched)
+    parts = [f"{len(launched)} launches"]
+    if launched:
+        parts[0] += f" ({', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())})"
+    if refused := len(summary.trials) - len(launched):
+        parts.append(f"{refused} more refused by the plan")
+    return ", ".join(parts)
 
 
 def _nothing_feasible(summary: Summary) -> Iterator[str]:

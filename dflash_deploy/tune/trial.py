@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from dflash_deploy.tune.records import Candidate, Outcome, Predicted, TrialRecor
 
 _DEGRADING = frozenset({"draft-graph-lost", "draft-head-eager"})
 """What a server says it goes without although speed hangs on it."""
+
+_REFUSED = re.compile(r"user \d+: HTTP 4")
+"""The server takes no such request, for instance one that is longer than its context."""
 
 _SLOWEST_TOKENS_PER_S = 0.5
 _ASK_S = 5.0
@@ -202,7 +206,7 @@ def _accept_length(launch: Launch) -> float | None:
 
 
 def _broken(measured: NotMeasured, server: Server) -> _Verdict:
-    if server.alive and "HTTP 4" in measured.reason:
+    if server.alive and _REFUSED.match(measured.reason):
         return _Verdict("infeasible", measured.reason)
     return _Verdict("unstable", f"{measured.reason}{_last_words(server)}")
 

@@ -1,0 +1,48 @@
+import pytest
+
+from dflash_deploy.profile.load import load_profile
+from dflash_deploy.tune.feasible import Forecaster
+from dflash_deploy.tune.launching import model_flags
+
+
+def forecast(name, memory_mib=32607, **changes):
+    profile = load_profile(name)
+    flags = {**model_flags(profile, simulated=True), **profile.flags, **profile.known[0].flags}
+    return Forecaster(profile, "0.5.23", memory_mib).forecast(flags | changes)
+
+
+@pytest.mark.parametrize("name", ["rtx5090-single-user", "rtx5090-four-users"])
+def test_a_setting_that_people_run_is_let_pass_with_its_figures(name):
+    found = forecast(name)
+    assert found.refusal is None
+    assert found.predicted.fits
+    assert found.predicted.peak_mib == pytest.approx(30_000, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"max-running-requests": 3}, "below the 4 users"),
+        ({"disable-radix-cache": False}, "serves 1 at once, 4 are wanted"),
+        ({"mem-fraction-static": 0.5}, "ends at sizing"),
+        ({"max-total-tokens": 4096}, "each user has 1024 tokens, 2048 are promised"),
+        (
+            {"max-mamba-cache-size": 24, "max-total-tokens": 24576, "mem-fraction-static": 0.99},
+            "plan",
+        ),
+    ],
+)
+def test_what_cannot_serve_is_refused_with_its_reason(changes, why):
+    assert why in forecast("rtx5090-four-users", **changes).refusal
+
+
+def test_nothing_is_said_of_a_card_or_model_that_is_not_known():
+    assert forecast("rtx5090-four-users", memory_mib=None).predicted is None
+    profile = load_profile("rtx5090-single-user", overrides=["model.target=/models/own"])
+    found = Forecaster(profile, "0.5.23", 32607).forecast({"mem-fraction-static": 0.5})
+    assert found.refusal is None
+    assert found.predicted is None
+
+
+def test_what_cannot_be_planned_for_can_be_launched():
+    assert forecast("rtx5090-single-user", **{"tp-size": 2}).refusal is None

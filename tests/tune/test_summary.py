@@ -1,0 +1,77 @@
+import json
+import shlex
+from pathlib import Path
+
+from dflash_deploy.tune.summary import lines, summarize
+
+from .samples import study, trial
+
+KNOWN = [{"name": "hand-tuned", "source": "somebody", "flags": {"max-running-requests": 2}}]
+FLAGS = {"model-path": "/models/with a space", "max-running-requests": 3, "disable-radix-cache": True}
+
+
+def told(trials, **given):
+    asked = study(**({"known": KNOWN} | given))
+    summary = summarize(Path("/somewhere"), asked, trials, "trials")
+    return summary, "\n".join(lines(asked, summary))
+
+
+def test_a_better_one_is_told_with_its_gain_by_round():
+    known = trial(1, (100.0, 110.0, 105.0), source="known:hand-tuned")
+    summary, text = told([known, trial(2, (110.0, 115.5, 126.0), flags=FLAGS)])
+    assert summary.best.trial == 2
+    assert summary.baselines[0].distinguishable
+    assert "10.0% better than hand-tuned (trial 1, 105.00 tokens/s in all (simulated))" in text
+    assert "by round +5.0% to +20.0%" in text
+    assert summary.next_command == "dflash-deploy emit sample"
+    assert "every figure above is simulated" in text
+
+
+def test_the_command_is_quoted_for_a_shell_and_has_the_services_address_and_environment():
+    summary, text = told([trial(1, (100.0,), flags=FLAGS)], env={"TOKENS": "a b"})
+    words = shlex.split(summary.best.command)
+    assert words[:3] == ["env", "TOKENS=a b", "python"]
+    assert words[words.index("--model-path") + 1] == "/models/with a space"
+    assert words[words.index("--port") + 1] == "30000"
+    assert "--disable-radix-cache" in words
+    assert summary.best.command in text
+
+
+def test_where_nothing_is_distinguishably_better_the_known_one_is_kept_and_said_so():
+    known = trial(1, (100.0, 110.0, 105.0), source="known:hand-tuned", flags=FLAGS)
+    summary, text = told([known, trial(2, (101.0, 109.0, 106.0), flags=FLAGS)])
+    assert summary.best.trial == 1
+    assert "nothing that was tried is distinguishably better than hand-tuned" in text
+
+
+def test_a_known_setting_without_a_figure_is_told_with_its_reason():
+    known = trial(1, source="known:hand-tuned", reason="load: no space", flags=FLAGS)
+    summary, text = told([known, trial(2, (100.0,), flags=FLAGS)])
+    assert summary.baselines[0].gain is None
+    assert "against hand-tuned (trial 1, not measured): failed, load: no space" in text
+
+
+def test_nothing_feasible_is_told_by_reasons_with_what_to_change():
+    trials = [
+        trial(1, reason="load: no space"),
+        trial(2, reason="load: no space"),
+        trial(3, outcome="infeasible", reason="by the plan …", argv=[]),
+    ]
+    summary, text = told(trials)
+    assert summary.best is None
+    assert summary.next_command is None
+    assert "2 launches (2 failed), 1 more refused by the plan" in text
+    assert "2 x failed: load: no space" in text
+    assert "what to change (infeasible)" in text
+    assert "/somewhere" in text
+
+
+def test_the_object_has_the_promised_keys():
+    known = trial(1, (100.0, 110.0), source="known:hand-tuned", flags=FLAGS)
+    content = json.loads(told([known, trial(2)])[0].model_dump_json())
+    assert {"study", "best", "baselines", "trials"} <= set(content)
+    promised = {"trial", "flags", "measured", "predicted", "simulated", "objective", "spread"}
+    assert promised <= set(content["best"])
+    assert content["best"]["simulated"] is True
+    assert [one["outcome"] for one in content["trials"]] == ["served", "failed"]
+    assert content["unchecked_limits"] == []
