@@ -117,6 +117,10 @@ class Checkpoint:
         known = find_model_card(self.hub_name or self.name)
         if known is None or known.role != card.role or _shape(known) != _shape(card):
             return card
+        # Others publish exports under the same name; only the same bytes are the same checkpoint.
+        published = (self.hub_name or "").casefold() in ("", (known.path or "").casefold())
+        if not published and known.disk_bytes != self.disk_bytes:
+            return card
         if abs(known.loaded_gib - card.loaded_gib) > _CARD_AGREES * card.loaded_gib:
             note = (
                 f"loaded: computed; the card {known.id} says {known.loaded_gib:.2f} GiB, which does not fit "

@@ -17,7 +17,7 @@ import httpx
 
 from dflash_deploy.checkpoint import json_text
 from dflash_deploy.checkpoint.files import is_plain
-from dflash_deploy.checkpoint.hub_cache import DEFAULT_REVISION, hugging_face_dir
+from dflash_deploy.checkpoint.hub_cache import DEFAULT_REVISION, hugging_face_dir, is_commit
 from dflash_deploy.checkpoint.json_text import Fields, invalid, shown
 from dflash_deploy.errors import DeployError, ExitCode
 
@@ -82,8 +82,13 @@ class HubFiles:
         url = f"{self.endpoint}/{self.name}/resolve/{self.commit}/{quote(name)}"
         headers = {"Range": f"bytes={start}-{start + length - 1}"}
         with _answer(self.client, url, headers, self.name) as response:
-            if response.status_code == httpx.codes.OK and start:
-                raise invalid(f"{self.where}/{name}", "the hub does not serve parts of files")
+            told = response.headers.get(
+                "Content-Range", f"bytes {start if response.status_code == 206 else 0}-"
+            )
+            if not told.startswith(f"bytes {start}-"):
+                raise invalid(
+                    f"{self.where}/{name}", "the hub does not serve the part of it that was asked for"
+                )
             data = _body(response, length, self.name)
         if len(data) < length:
             raise DeployError(
@@ -119,7 +124,7 @@ def open_repository(name: str, revision: str | None) -> Iterator[HubFiles]:
             raise invalid(source, "the list of files is too long")
         listing = Fields(json_text.parse_object(data, source, max_values=_LISTING_VALUES), source)
         commit = listing.text("sha") or ""
-        if len(commit) != 40 or not commit.isalnum() or not commit.isascii():
+        if not is_commit(commit):
             raise invalid(source, f"sha: expected a commit, found {shown(commit)!r}")
         yield HubFiles(name, commit, _sizes(listing, source), client, endpoint)
 
@@ -132,12 +137,11 @@ def _sizes(listing: Fields, source: str) -> dict[str, int]:
     for sibling in siblings:
         entry = Fields(sibling if isinstance(sibling, dict) else {}, source, "siblings[].")
         name = entry.text("rfilename")
+        size = entry.whole("size", least=0)
         if name and is_plain(name):
-            sizes[name] = (
-                entry.need("size", why="the hub does not tell how large its files are")
-                if (entry.values.get("size") != 0)
-                else 0
-            )
+            if size is None:
+                raise invalid(source, f"does not tell how large {name} is")
+            sizes[name] = size
     return sizes
 
 

@@ -32,6 +32,11 @@ def is_hub_name(name: str) -> bool:
     return _HUB_NAME.fullmatch(name) is not None and ".." not in name and "--" not in name
 
 
+def is_commit(revision: str) -> bool:
+    """A commit's full hash."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 def is_revision(revision: str) -> bool:
     """A branch, tag or commit that can stand in a path and a URL."""
     return _REVISION.fullmatch(revision) is not None and ".." not in revision and "//" not in revision
@@ -61,7 +66,7 @@ def find_snapshot(name: str, revision: str | None) -> Snapshot | None:
     """
     repository = cache_dir() / f"models--{name.replace('/', '--')}"
     wanted = revision or DEFAULT_REVISION
-    commit = wanted if _COMMIT.fullmatch(wanted) else _commit_of(repository / "refs" / wanted)
+    commit = wanted if is_commit(wanted) else _commit_of(repository / "refs" / wanted)
     if commit is None and _SHORT_COMMIT.fullmatch(wanted):
         commit = _only_commit(repository / "snapshots", wanted)
     if commit is None:
@@ -78,7 +83,7 @@ def _commit_of(reference: Path) -> str | None:
             commit = file.read(_MAX_REF_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return None
-    return commit if _COMMIT.fullmatch(commit) else None
+    return commit if is_commit(commit) else None
 
 
 def _only_commit(snapshots: Path, beginning: str) -> str | None:
@@ -86,4 +91,4 @@ def _only_commit(snapshots: Path, beginning: str) -> str | None:
         found = [entry.name for entry in snapshots.iterdir() if entry.name.startswith(beginning)]
     except OSError:
         return None
-    return found[0] if len(found) == 1 and _COMMIT.fullmatch(found[0]) else None
+    return found[0] if len(found) == 1 and is_commit(found[0]) else None

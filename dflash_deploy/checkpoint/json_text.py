@@ -67,7 +67,7 @@ def parse_object(data: bytes, source: str, *, max_values: int) -> dict[str, Json
     """Read a JSON text that holds one object (as ``parse``)."""
     value = parse(data, source, max_values=max_values)
     if not isinstance(value, dict):
-        raise invalid(source, f"expected an object, found {describe(value)}")
+        raise invalid(source, f"expected an object, found {shown(describe(value))}")
     return value
 
 
@@ -128,7 +128,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, "expected an object", value)
-        return Fields(value, self.source, f"{self.prefix}{key}.")
+        return Fields(value, self.source, f"{self.prefix}{shown(key)}.")
 
     def texts(self, key: str, *, most: int = 100_000) -> tuple[str, ...] | None:
         """A list of texts."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,8 +27,9 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 _MODELOPT = "hf_quant_config.json"
 _TOKENIZER = "tokenizer_config.json"
-_MAX_JSON_BYTES = 64 << 20
-_MAX_JSON_VALUES = 4_000_000
+_MAX_JSON_BYTES = 16 << 20
+_MAX_JSON_VALUES = 1_000_000
+_MAX_INDEX_BYTES = 128 << 20
 _MAX_SHARDS = 2000
 _MAX_TENSORS = 1_000_000
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -52,11 +55,12 @@ def read_checkpoint(
     asked = str(path_or_name)
     if "\0" in asked or not asked.strip():
         raise DeployError("expected a folder or a hub name of a checkpoint", exit_code=ExitCode.USAGE)
-    folder = Path(asked).expanduser()
-    if _is_folder(folder):
-        return _read(Folder(folder), asked, hub_name=None, commit=None)
-    if folder.is_file():
-        raise _not_a_folder(folder)
+    place = Path(os.path.expanduser(asked))  # noqa: PTH111 - Path.expanduser fails for users it does not know
+    mode = _mode(place)
+    if mode is not None and stat.S_ISDIR(mode):
+        return _read(Folder(place), asked, hub_name=None, commit=None)
+    if mode is not None:
+        raise _not_a_folder(place)
     name = asked
     if asked in model_ids():
         name = load_model_card(asked).path or asked
@@ -121,11 +125,16 @@ def _not_a_folder(path: Path) -> DeployError:
     return DeployError(f"{path}: is {what}", fix=fix, exit_code=ExitCode.INVALID_INPUT)
 
 
-def _is_folder(path: Path) -> bool:
+def _mode(path: Path) -> int | None:
+    """Kind of what lies at a path, None for nothing."""
     try:
-        return path.is_dir()
-    except OSError:
-        return False
+        return path.stat().st_mode
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.ELOOP):
+            raise DeployError(
+                f"{path}: cannot be read: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
+            ) from error
+        return None
 
 
 def _is_offline() -> bool:
@@ -143,7 +152,9 @@ def _read(files: Files, name: str, *, hub_name: str | None, commit: str | None) 
     draft = read_draft(config)
     shape = read_shape(config)
     quantization = read_quantization(config, modelopt)
-    index = _json_file(files, INDEX) if INDEX in names else None
+    index = None
+    if INDEX in names:
+        index = _json_file(files, INDEX, most_bytes=_MAX_INDEX_BYTES, most_values=4 * _MAX_TENSORS)
     shards, left_out = _shards(files, names, index)
     tensors, disk_bytes, doubled = _read_headers(files, shards)
     if index is not None:
@@ -177,10 +188,12 @@ def _kind(files: Files) -> str:
     return "cache" if isinstance(files, Folder) else "hub"
 
 
-def _json_file(files: Files, name: str) -> Fields:
+def _json_file(
+    files: Files, name: str, *, most_bytes: int = _MAX_JSON_BYTES, most_values: int = _MAX_JSON_VALUES
+) -> Fields:
     source = f"{files.where}/{name}"
-    data = read_whole(files, name, most=_MAX_JSON_BYTES)
-    return Fields(json_text.parse_object(data, source, max_values=_MAX_JSON_VALUES), source)
+    data = read_whole(files, name, most=most_bytes)
+    return Fields(json_text.parse_object(data, source, max_values=most_values), source)
 
 
 def _no_config(files: Files, names: tuple[str, ...]) -> DeployError:
@@ -324,13 +337,7 @@ def _notes(
 
 
 def _unknown(shape: Shape, weights: tuple[Weights, ...], tensors: dict[str, tuple[Tensor, str]]) -> list[str]:
-    unknown = [f"layers of the kind {kind!r}" for kind in shape.unknown_kinds]
-    if shape.latent_attention:
-        unknown.append(
-            "the size of a compressed (MLA) KV cache: planned as if keys and values were kept whole"
-        )
-    if shape.linear is None and shape.linear_layers:
-        unknown.append("the state of its linear-attention layers")
+    unknown = list(shape.unknown)
     other = sum(row.loaded_bytes for row in weights if row.group is Group.OTHER)
     if other:
         unknown.append(f"what {size_text(other)} of tensors are for: counted as loaded and read")
@@ -341,4 +348,5 @@ def _unknown(shape: Shape, weights: tuple[Weights, ...], tensors: dict[str, tupl
                 unknown.append(
                     f"which is right: config.json has {shape.vocab_size:,} tokens, {shown(name)} has {rows:,}"
                 )
+            break
     return unknown

@@ -74,13 +74,13 @@ def header_length(first: bytes, file_bytes: int, source: str) -> int:
             fix="download the file again",
         )
     (length,) = struct.unpack("<Q", first[:LENGTH_BYTES])
-    if first.startswith(b"version https://git-lfs"):
+    if length > MAX_HEADER_BYTES and first.startswith(b"version "):
         raise invalid(
             source,
             "is a Git LFS pointer, not the file itself",
             fix="run `git lfs pull` in the checkpoint's folder",
         )
-    if first.startswith((b"PK\x03\x04", b"\x80")):
+    if length > MAX_HEADER_BYTES and first.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")):
         raise invalid(source, "is a pickle under another name; it is not opened")
     if length > MAX_HEADER_BYTES:
         raise invalid(
@@ -116,7 +116,9 @@ def parse_header(header: bytes, file_bytes: int, source: str) -> tuple[Tensor, .
     spans: list[tuple[int, int, Tensor]] = []
     for name, entry in document.items():
         if not isinstance(entry, dict):
-            raise invalid(source, f"tensor {shown(name)!r}: expected an object, found {describe(entry)}")
+            raise invalid(
+                source, f"tensor {shown(name)!r}: expected an object, found {shown(describe(entry))}"
+            )
         spans.append(_tensor(name, entry, source))
     spans.sort(key=lambda span: span[:2])
     data_bytes = _check_spans(spans, source)
@@ -131,7 +133,7 @@ def _tensor(name: str, entry: dict[str, Json], source: str) -> tuple[int, int, T
         raise invalid(source, f"{what}: unknown key {shown(min(unknown))!r}")
     dtype = entry.get("dtype")
     if not isinstance(dtype, str):
-        raise invalid(source, f"{what}: dtype: expected text, found {describe(dtype)}")
+        raise invalid(source, f"{what}: dtype: expected text, found {shown(describe(dtype))}")
     if dtype not in DTYPE_BITS:
         raise invalid(
             source,

@@ -13,6 +13,16 @@ StateDtype = Literal["float32", "bfloat16", "float16"]
 
 _LINEAR_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "gdn", "kda"})
 _SLIDING_KINDS = frozenset({"sliding_attention", "local_attention", "chunked_attention"})
+_UNREAD = {
+    "kv_lora_rank": "a compressed KV cache (MLA): planned as if keys and values were kept whole",
+    "global_head_dim": "other heads in its full-attention layers",
+    "num_global_key_value_heads": "other numbers of heads in its full-attention layers",
+    "swa_head_dim": "other heads in its sliding layers",
+    "swa_num_key_value_heads": "other numbers of heads in its sliding layers",
+    "hybrid_override_pattern": "which layers have no attention: all are planned with it",
+    "ssm_state_size": "the state of its recurrent layers",
+    "num_kv_shared_layers": "layers that use the keys and values of others",
+}
 _FULL_KINDS = frozenset({"full_attention", "attention", "global_attention", "self_attention"})
 
 
@@ -39,13 +49,13 @@ class Shape:
     Attributes:
         layer_kinds: kind of each layer, in the words of the file (``full_attention``, ``linear_attention``).
         sliding_window: tokens that a sliding layer keeps, None without such layers.
-        linear: the recurrent layers, None without any.
+        linear: the recurrent layers, None without any, or where their sizes are given in ways not known here.
         state_dtype: of the recurrent state, as the file asks.
         tied: the output head is the embedding; None where the file leaves that to its class.
         compute_dtype: of weights that are not quantised, once loaded.
         vision: there is a vision tower.
         mtp_layers: of the head for multi-token prediction.
-        latent_attention: keys and values are kept as one compressed vector (MLA).
+        unread: keys of sizes that this tool has no rule for.
     """
 
     architecture: str
@@ -65,7 +75,7 @@ class Shape:
     compute_dtype: str
     vision: bool
     mtp_layers: int
-    latent_attention: bool
+    unread: tuple[str, ...]
 
     @property
     def layers(self) -> int:
@@ -74,8 +84,13 @@ class Shape:
 
     @property
     def linear_layers(self) -> int:
-        """Layers with a recurrent state instead of keys and values."""
-        return sum(kind in _LINEAR_KINDS for kind in self.layer_kinds)
+        """Layers with a recurrent state, of known size, instead of keys and values."""
+        return sum(kind in _LINEAR_KINDS for kind in self.layer_kinds) if self.linear else 0
+
+    @property
+    def unsized_layers(self) -> int:
+        """Layers with a recurrent state whose size is not known; they count as attention."""
+        return 0 if self.linear else sum(kind in _LINEAR_KINDS for kind in self.layer_kinds)
 
     @property
     def sliding_layers(self) -> int:
@@ -92,6 +107,13 @@ class Shape:
         """Kinds of layer that this tool has no rule for."""
         known = _LINEAR_KINDS | _SLIDING_KINDS | _FULL_KINDS
         return tuple(sorted({kind for kind in self.layer_kinds if kind not in known}))
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What cannot be planned from this shape, in words."""
+        kinds = (f"layers of the kind {kind!r}" for kind in self.unknown_kinds)
+        state = ("the state of its linear-attention layers: planned as full attention",)
+        return (*kinds, *(_UNREAD[key] for key in self.unread), *(state if self.unsized_layers else ()))
 
 
 def read_shape(config: Fields) -> Shape:
@@ -113,7 +135,8 @@ def read_shape(config: Fields) -> Shape:
     model_type = shown(text.text("model_type") or config.text("model_type") or "unnamed")
     tying = config if config.values.get("tie_word_embeddings") is not None else text
     stated = tying.values.get("tie_word_embeddings") is not None
-    linear = _linear(text) if any(kind in _LINEAR_KINDS for kind in kinds) else None
+    recurrent = any(kind in _LINEAR_KINDS for kind in kinds)
+    linear = _linear(text) if recurrent and text.whole("linear_num_value_heads") is not None else None
     return Shape(
         architecture=shown(architectures[0]) if architectures else model_type,
         model_type=model_type,
@@ -134,7 +157,7 @@ def read_shape(config: Fields) -> Shape:
         mtp_layers=text.whole("mtp_num_hidden_layers", least=0)
         or text.whole("num_nextn_predict_layers", least=0)
         or 0,
-        latent_attention=text.whole("kv_lora_rank", least=0) not in (None, 0),
+        unread=tuple(key for key in _UNREAD if text.values.get(key)),
     )
 
 
