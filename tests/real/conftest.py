@@ -12,7 +12,7 @@ import pytest
 
 from dflash_deploy.engine.launch import Flags, Launch
 from dflash_deploy.engine.sglang.bootlog import Progress
-from dflash_deploy.engine.sglang.command import launch_argv, speculation_flags
+from dflash_deploy.engine.sglang.command import launch_argv
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.server.outcome import Served
@@ -89,20 +89,6 @@ def smoke_flags() -> Mapping[str, object]:
     """Flags of the profile ``sglang-cpu-smoke``, with its first known setting."""
     profile = load_profile("sglang-cpu-smoke")
     return {**profile.flags, **profile.known[0].flags}
-
-
-@pytest.fixture(scope="session")
-def speculating(
-    sglang: RealSglang, smoke_flags: Flags, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    """A server with n-gram speculation of eight draft tokens, for all tests that only ask it."""
-    flags = {
-        **smoke_flags,
-        **speculation_flags("ngram"),
-        "served-model-name": "tiny-random",
-        "enable-metrics": True,
-    }
-    yield from run(sglang.launch(flags), tmp_path_factory.mktemp("speculating"))
 
 
 def run(launch: Launch, folder: Path) -> Iterator[Running]:

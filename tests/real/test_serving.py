@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +18,24 @@ from dflash_deploy.bench.measurement import Measurement
 from dflash_deploy.bench.prompts import mixed_prompts
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.sglang import http, metrics
+from dflash_deploy.engine.sglang.command import speculation_flags
 
 from .conftest import HOST, Running, run
 from .environment import SGLANG_VERSION
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def speculating(sglang, smoke_flags, tmp_path_factory) -> Iterator[Running]:
+    """A server with n-gram speculation of eight draft tokens."""
+    flags = {
+        **smoke_flags,
+        **speculation_flags("ngram"),
+        "served-model-name": "tiny-random",
+        "enable-metrics": True,
+    }
+    yield from run(sglang.launch(flags), tmp_path_factory.mktemp("speculating"))
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +160,23 @@ def test_a_stop_is_graceful_and_leaves_nothing(plain):
     main = psutil.Process(plain.server.pid)
     children = main.children(recursive=True)
     assert children
-    environment = main.environ()
+    temporary = Path(main.environ()["TMPDIR"])
+    assert temporary.is_dir()
+    shared = {
+        Path(memory.path)
+        for process in (main, *children)
+        for memory in process.memory_maps()
+        if memory.path.startswith("/dev/shm/sglang_loads_")
+    }
+    assert shared
     report = plain.server.stop()
     assert report.graceful
     assert report.exit_status == 0
     assert report.leftovers == ()
     assert not psutil.pid_exists(main.pid)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    assert not Path(environment["TMPDIR"]).exists()
+    assert not temporary.exists()
+    assert not any(path.exists() for path in shared)
     with socket.socket() as listener:
         listener.bind((HOST, plain.launch.port))
 
