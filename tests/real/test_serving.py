@@ -166,7 +166,7 @@ def test_a_stop_is_graceful_and_leaves_nothing(plain):
         Path(memory.path)
         for process in (main, *children)
         for memory in process.memory_maps()
-        if memory.path.startswith("/dev/shm/sglang_loads_")
+        if "sglang_loads_" in memory.path
     }
     assert shared
     report = plain.server.stop()
