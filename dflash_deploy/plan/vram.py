@@ -1,80 +1,70 @@
-"""The VRAM budget of a configuration: the engine's own sizing, and what is known of the rest.
-
-Pools and their limits follow ``mem_cache/kv_cache_configurator.py`` of SGLang 0.5.23. What is taken outside
-the pools (CUDA context, graphs, workspaces) the engine does not compute; the figures for it are empirical.
-"""
+"""The VRAM budget of a configuration: a start walked through stage by stage, on paper."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.plan.budget import Budget, Pool
+from dflash_deploy.plan.cells import Cells, cells_of, projection_bytes
+from dflash_deploy.plan.families import UNKNOWN, family_of
+from dflash_deploy.plan.flagvalues import wrong
 from dflash_deploy.plan.settings import Settings, read_settings
+from dflash_deploy.plan.sizing import Refused, Sizing, size_pools, tokens_in, verify_bytes
+from dflash_deploy.plan.terms import Remainder, Terms, remainder_of, terms_for
 
 if TYPE_CHECKING:
     from dflash_deploy.checkpoint.cards import ModelCard
     from dflash_deploy.engine.launch import Flags
 
+__all__ = ["Cells", "Question", "Refused", "Sizing", "cells_of", "plan", "plan_budget", "size_pools"]
+
 _MIB = 1 << 20
-_GIB = 1 << 30
 
-CONTEXT_MIB = 700.0
-"""CUDA context and libraries of the server: 500 to 900 MiB are seen on an RTX 5090."""
+_REPLICATED_GIB = 0.5
+"""Of a target on several cards: 28.49 GiB became 14.49 on each of two."""
+_REPLICATED_DRAFT = 0.21
+"""Share of a draft that each card holds whole: 3.72 GiB became 2.25 on each of two."""
 
-_WORKSPACE_GIB = 1.0
-_VERIFY_GRAPH_GIB = 0.35
-# Fitted to two published runs on an RTX 5090 with DFlash2, of one and of four graph sizes; a prior, no more.
+_DRAFT_GRAPH_NEEDS_MIB = 1024.0
+_HOST_NEEDS_MIB = 8192.0
+"""Unified memory: with less free, the host's guard ends the server (the vendor's earlyoom)."""
 
-_DECODE_GRAPH_GIB = 0.02
-# Without speculation a graph holds one row a request: 0.26 GiB for 24 GB cards' list, 0.34 GiB for 36 sizes.
-
-_PREFILL_GRAPHS_GIB = 1.0
-_PREFILL_GRAPH_GIB = 0.01
-# 1.42 GiB for 42 sizes and 1.71 GiB for 58 are published; the largest size alone takes most of it.
+_UNKNOWN_SHARE = 0.1
+_NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Bytes that one token takes in the KV pools, and that one slot takes in the state cache.
+class Question:
+    """All that a budget depends on.
 
     Attributes:
-        charged: what the engine divides the free memory by.
-        target: in the target's pool; ``draft`` in the draft's.
-        conv: conv windows of one state slot; ``ssm`` is its recurrent state.
-        replay: rings that replace one request's verify states, 0 without them.
+        card_memory_mib: total memory of one card, as the driver reports it.
+        target: facts of the model.
+        draft: facts of its draft model or head, None without one.
+        flags: the engine's flags, by their newest names.
+        version: the engine's.
+        users: people at once.
+        other_mib: memory that other processes (a desktop among them) hold on the card.
+        free_mib: free memory just before anything is loaded, where it is known: it takes the place of what is
+            assumed of context, driver and other processes.
+        env: environment variables of the server that change its memory.
+        terms: empirical figures; None takes the prior for a card of that size.
     """
 
-    charged: int
-    target: int
-    draft: int
-    conv: int = 0
-    ssm: int = 0
-    replay: int = 0
-
-    @property
-    def slot(self) -> int:
-        """One state slot."""
-        return self.conv + self.ssm
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """The pools that the engine makes."""
-
-    kv_tokens: int
-    state_slots: int
-    running_requests: int
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The engine ends its start here, with this message."""
-
-    stage: Stage
-    message: str
+    card_memory_mib: int
+    target: ModelCard
+    draft: ModelCard | None
+    flags: Flags
+    version: str
+    users: int = 1
+    other_mib: float = 0.0
+    free_mib: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    terms: Terms | None = None
 
 
 def plan_budget(
@@ -86,236 +76,327 @@ def plan_budget(
     version: str,
     users: int,
     other_mib: float = 0.0,
+    free_mib: float | None = None,
+    env: Mapping[str, str] = _NO_ENVIRONMENT,
+    terms: Terms | None = None,
 ) -> Budget:
-    """Predict what a configuration takes of one card, and whether it starts.
+    """Predict what a configuration takes of one card, and whether it starts and serves.
 
-    ``fails_at`` names only what follows from the engine's own arithmetic; a configuration whose empirical
-    parts do not fit has a negative headroom.
-
-    Args:
-        card_memory_mib: total memory, as the driver reports it.
-        target: facts of the model.
-        draft: facts of its draft model or head, None without one.
-        flags: the engine's flags, by their newest names.
-        version: the engine's.
-        users: people at once.
-        other_mib: memory that other processes hold.
+    The arguments are those of ``Question``.
 
     Raises:
         DeployError: a flag's value that cannot be read, or a way of serving that is not planned for.
     """
-    settings = read_settings(
-        flags, version=version, card_memory_mib=card_memory_mib, target=target, draft=draft
-    )
-    cells = cells_of(settings, target, draft)
-    pools = [
-        Pool("context", CONTEXT_MIB, "empirical"),
-        Pool("weights", target.loaded_gib * 1024, "empirical"),
-    ]
-    if other_mib:
-        pools.insert(0, Pool("other processes", other_mib, "exact"))
-    if draft is not None and settings.method != "none":
-        pools.append(Pool("draft weights", draft.loaded_gib * 1024, "empirical"))
-    before_gib = (card_memory_mib - other_mib - CONTEXT_MIB) / 1024
-    after_gib = (card_memory_mib - sum(pool.mib for pool in pools)) / 1024
-
-    sized: Sizing | Refused
-    if settings.refusal is not None:
-        sized = Refused(Stage.ARGUMENTS, settings.refusal)
-    elif before_gib < target.loaded_gib:
-        sized = Refused(Stage.LOAD, _out_of_memory(target.loaded_gib, before_gib))
-    elif after_gib < 0:
-        sized = Refused(
-            Stage.DRAFT_LOAD, _out_of_memory(0.0 if draft is None else draft.loaded_gib, after_gib)
-        )
-    else:
-        sized = size_pools(settings, cells, free_before_load_gib=before_gib, free_after_load_gib=after_gib)
-    if isinstance(sized, Refused):
-        return Budget(
-            pools=tuple(pools),
-            kv_tokens=0,
-            state_slots=0,
-            slots_per_request=settings.slots_per_request,
-            max_running_requests=0,
-            context_per_user=0,
-            predicted_peak_mib=sum(pool.mib for pool in pools),
-            total_mib=card_memory_mib,
-            fails_at=sized.stage,
-            failure=sized.message,
-        )
-    pools += _pools(settings, cells, sized, target)
-    return Budget(
-        pools=tuple(pools),
-        kv_tokens=sized.kv_tokens,
-        state_slots=sized.state_slots,
-        slots_per_request=settings.slots_per_request,
-        max_running_requests=sized.running_requests,
-        context_per_user=min(sized.kv_tokens // users, settings.context_tokens),
-        predicted_peak_mib=sum(pool.mib for pool in pools),
-        total_mib=card_memory_mib,
+    return plan(
+        Question(card_memory_mib, target, draft, flags, version, users, other_mib, free_mib, env, terms)
     )
 
 
-def cells_of(settings: Settings, target: ModelCard, draft: ModelCard | None) -> Cells:
-    """Sizes of a token and of a state slot."""
-    target_cell = _kv_cell(target, settings.target_kv_bytes)
-    draft_cell = 0
-    charged = target_cell
-    if draft is not None and target.full_attention_layers:
-        if settings.method == "target-shaped":
-            draft_cell = int(target_cell * draft.layers / target.full_attention_layers)
-            charged = target_cell + draft_cell
-        elif settings.method == "own-shape":
-            draft_cell = _kv_cell(draft, settings.draft_kv_bytes)
-            layers = target.full_attention_layers + draft.layers
-            charged = target_cell + draft_cell
-            if not settings.version.exact_draft_cell:
-                charged = ceil(target_cell * layers / target.full_attention_layers)
-    conv = ssm = replay = 0
-    if target.linear is not None:
-        linear = target.linear
-        conv_rows = linear.value_heads * linear.value_dim + 2 * linear.key_heads * linear.key_dim
-        # Conv windows are always of two bytes, whatever the type of the state.
-        conv = conv_rows * (linear.conv_kernel - 1) * 2 * target.linear_attention_layers
-        state = linear.value_heads * linear.value_dim * linear.key_dim * target.linear_attention_layers
-        ssm = int(state * settings.state_bytes)
-        ring = 2 * linear.value_heads * linear.value_dim + 2 * linear.key_heads * linear.key_dim
-        ring = (2 * ring + 4 * linear.value_heads) * target.linear_attention_layers
-        replay = ring * settings.replay_tokens
-    return Cells(charged, target_cell, draft_cell, conv, ssm, replay)
+def plan(question: Question) -> Budget:
+    """Predict what a configuration takes of one card, and whether it starts and serves.
 
-
-def size_pools(
-    settings: Settings, cells: Cells, *, free_before_load_gib: float, free_after_load_gib: float
-) -> Sizing | Refused:
-    """The engine's own sizing, exact for exact inputs.
-
-    Args:
-        settings: of the command line.
-        cells: sizes of a token and a state slot.
-        free_before_load_gib: free memory before any weights ("Load weight begin. avail mem").
-        free_after_load_gib: free memory when the pools are sized, target and draft loaded.
+    Raises:
+        DeployError: a flag's value that cannot be read, or a way of serving that is not planned for.
     """
-    slack_gib = free_before_load_gib * (1 - settings.fraction)
-    rest_gib = free_after_load_gib - slack_gib - settings.multimodal_gib
-    slots = 0
-    if cells.slot:
-        slots, rest_gib = _size_state(settings, cells, rest_gib)
-        if slots <= 0:
-            return Refused(
-                Stage.SIZING,
-                "Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed "
-                f"max_mamba_cache_size={slots} (total_rest_memory={rest_gib:.2f} GB, "
-                f"mamba_cache_per_req={cells.slot / _MIB:.2f} MB). Try: (1) reduce --max-running-requests, "
-                "(2) increase --mem-fraction-static, (3) reduce --speculative-num-draft-tokens, or "
-                "(4) use GPUs with more memory.",
-            )
-        rest_gib -= ((slots + settings.padding_slots) * cells.slot) / _GIB
-        rest_gib -= _replay_bytes(settings, cells) / _GIB
-    if rest_gib <= 0:
-        least = 1 - free_after_load_gib / free_before_load_gib
-        return Refused(
-            Stage.SIZING,
-            "Loaded weights leave no GPU memory for the KV cache under "
-            f"--mem-fraction-static={settings.fraction}. Raise --mem-fraction-static above "
-            f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f}). If using "
-            "speculative decoding, draft weights are now counted.",
-        )
-    tokens = int(rest_gib * _GIB) // cells.charged
-    if settings.max_tokens is not None:
-        tokens = min(tokens, settings.max_tokens)
-    tokens = tokens // settings.page_tokens * settings.page_tokens
-    if tokens <= 0:
-        return Refused(
-            Stage.SIZING,
-            "Not enough memory. Please try to increase --mem-fraction-static. Current value: "
-            f"mem_fraction_static={settings.fraction}",
-        )
-    requests = settings.running_requests
-    if requests is None:
-        requests = max(min(int(tokens / settings.context_tokens * 512), 4096), 2048)
-    requests = min(requests, tokens // 2)
-    if cells.slot:
-        requests = min(requests, slots // settings.slots_per_request)
-        if requests <= 0:
-            return Refused(
-                Stage.SIZING,
-                "Hybrid (mamba/linear-attention) state cache is too small to serve any requests. "
-                f"max_mamba_cache_size={slots}, mamba_ratio={settings.slots_per_request}, resulting "
-                f"max_num_reqs={requests}. Try: (1) reduce --max-running-requests, "
-                "(2) increase --mem-fraction-static, or (3) use GPUs with more memory.",
-            )
-    return Sizing(tokens, slots, requests)
-
-
-def _size_state(settings: Settings, cells: Cells, rest_gib: float) -> tuple[int, float]:
-    """Slots of the state cache, and what is left once the verify states are charged."""
-    padding = settings.padding_slots
-    limit = settings.running_requests
-    per_request = settings.slots_per_request
-    verified = 0 if settings.replay_tokens else settings.draft_tokens
-    if settings.state_slots is not None:
-        slots = settings.state_slots
-    elif not settings.radix_cache and limit is not None:
-        slots = max(1, limit)
-    else:
-        share = settings.state_ratio / (1 + settings.state_ratio)
-        budget = rest_gib * share * _GIB - padding * cells.slot * (1 + verified)
-        budget -= _replay_bytes(settings, cells)
-        slots = int(budget // (cells.slot * (1 + verified / per_request)))
-    if verified:
-        requests = slots // per_request if limit is None else min(max(1, limit), slots // per_request)
-        rest_gib -= cells.slot * (requests + padding) * verified / _GIB
-    return slots, rest_gib
-
-
-def _replay_bytes(settings: Settings, cells: Cells) -> int:
-    """Rings of ``enable-linear-replayssm-spec``, for each running request and one more."""
-    return cells.replay * ((settings.running_requests or 0) + 1)
-
-
-def _pools(settings: Settings, cells: Cells, sized: Sizing, target: ModelCard) -> list[Pool]:
-    """What stands in memory beside the weights once the server takes requests."""
-    pools = []
-    if cells.slot:
-        # One slot of padding is made whether the release charges it or not.
-        pools.append(Pool("state cache", (sized.state_slots + 1) * cells.slot / _MIB, "exact"))
-        verify = _verify_bytes(settings, cells, sized.running_requests, target)
-        if verify:
-            pools.append(Pool("verify states", verify / _MIB, "exact"))
-    rows = sized.kv_tokens + settings.page_tokens
-    pools.append(Pool("KV cache", rows * cells.target / _MIB, "exact"))
-    if cells.draft:
-        pools.append(Pool("draft KV cache", rows * cells.draft / _MIB, "exact"))
-    batches = {batch for batch in settings.graph_batches if batch <= sized.running_requests}
-    if settings.graph_batches and max(settings.graph_batches) > sized.running_requests:
-        batches.add(sized.running_requests)
-    graph_gib = _VERIFY_GRAPH_GIB if settings.speculation else _DECODE_GRAPH_GIB
-    rest_gib = _WORKSPACE_GIB + graph_gib * len(batches)
-    pools.append(Pool("graphs and workspaces", rest_gib * 1024, "empirical"))
-    if settings.prefill_graphs:
-        prefill_gib = _PREFILL_GRAPHS_GIB + _PREFILL_GRAPH_GIB * settings.prefill_graphs
-        pools.append(Pool("prefill graphs", prefill_gib * 1024, "empirical"))
-    return pools
-
-
-def _verify_bytes(settings: Settings, cells: Cells, requests: int, target: ModelCard) -> int:
-    """States and conv windows kept for each draft token until it is known which are taken."""
-    if not settings.speculation or target.linear is None:
-        return 0
-    if settings.replay_tokens:
-        return _replay_bytes(settings, cells)
-    window = target.linear.conv_kernel - 1
-    # A chain shares its windows; the branches of a tree each need their own.
-    columns = (
-        settings.draft_tokens * window if settings.method == "tree" else settings.draft_tokens + window - 1
+    if question.users < 1 or question.card_memory_mib < 1:
+        raise wrong("a plan needs at least one user, and a card with memory")
+    settings = read_settings(
+        question.flags,
+        version=question.version,
+        card_memory_mib=question.card_memory_mib,
+        target=question.target,
+        draft=question.draft,
+        env=question.env,
     )
-    return (requests + 1) * (cells.ssm * settings.draft_tokens + cells.conv * columns // window)
+    return _Walk(question, settings).budget()
 
 
-def _kv_cell(model: ModelCard, number_bytes: float) -> int:
-    return int(model.full_attention_layers * model.kv_heads * 2 * model.head_dim * number_bytes)
+class _Walk:
+    """One start on its way: pools that stand, and memory that is left."""
+
+    def __init__(self, question: Question, settings: Settings) -> None:
+        self.question = question
+        self.settings = settings
+        self.target = question.target
+        self.draft = question.draft if settings.method != "none" else None
+        self.cells = cells_of(settings, self.target, self.draft)
+        self.terms = question.terms or terms_for(question.card_memory_mib)
+        self.pools: list[Pool] = []
+        self.warnings: list[str] = []
+        self.driver_mib = self.terms.driver
+        self.free_mib = question.card_memory_mib - self.terms.driver
+        self.refused: Refused | None = None
+        self.certain = False
+        self.sized: Sizing | None = None
+
+    def budget(self) -> Budget:
+        self._context()
+        if self.settings.refusal is not None:
+            self._refuse(Refused(Stage.ARGUMENTS, self.settings.refusal, ""), certain=True)
+            return self._result(0.0, 0.0)
+        before_mib = self.free_mib
+        self._weights()
+        if self.refused is None:
+            self._size(before_mib)
+        ready_free_mib = 0.0
+        if self.sized is not None:
+            ready_free_mib = self._after_sizing(self.sized, before_mib)
+        return self._result(before_mib, ready_free_mib)
+
+    def _take(self, name: str, mib: float, *, exact: bool = False) -> bool:
+        """Put a pool into memory; False where it does not fit."""
+        self.pools.append(Pool(name, mib, "exact" if exact else "empirical"))
+        self.free_mib -= mib
+        return self.free_mib >= 0
+
+    def _refuse(self, refused: Refused, *, certain: bool = False) -> None:
+        if self.refused is None:
+            self.refused = refused
+            self.certain = certain
+
+    def _context(self) -> None:
+        other, free = self.question.other_mib, self.question.free_mib
+        if free is not None:
+            if not 0 < free <= self.question.card_memory_mib:
+                raise wrong(f"{free:g} MiB cannot be free on a card of {self.question.card_memory_mib} MiB")
+            self.driver_mib = min(self.driver_mib, self.question.card_memory_mib - free)
+            self.free_mib = self.question.card_memory_mib - self.driver_mib
+            self._take("context", self.free_mib - free, exact=True)
+            return
+        if other:
+            self._take("other processes", other, exact=True)
+        self._take("context", self.terms.context)
+
+    def _weights(self) -> None:
+        gpus, terms = self.settings.gpus, self.terms
+        size = terms.target_weights
+        if size is None:
+            gib = self.target.loaded_gib
+            if self.target.vision and not self.settings.vision:
+                family = family_of(self.target.architecture) or UNKNOWN
+                gib = max(gib - family.tower_gib, 0.1 * gib)
+            shared = min(_REPLICATED_GIB, gib / 2) if gpus > 1 else 0.0
+            size = (shared + (gib - shared) / gpus) * 1024
+        free = self.free_mib
+        if not self._take("weights", size):
+            self._refuse(Refused(Stage.LOAD, _out_of_memory(size, free), "weights"))
+            return
+        if self.draft is None:
+            return
+        size = terms.draft_weights
+        if size is None:
+            gib = self.draft.loaded_gib
+            shared = _REPLICATED_DRAFT * gib if gpus > 1 else 0.0
+            size = (shared + (gib - shared) / gpus) * 1024
+        free = self.free_mib
+        fits = self._take("draft weights", size)
+        if self.settings.algorithm is not None and self.settings.algorithm.upper() == "DFLASH":
+            fits = (
+                self._take("draft projections", projection_bytes(self.draft, gpus) / _MIB, exact=True)
+                and fits
+            )
+        if not fits:
+            self._refuse(Refused(Stage.DRAFT_LOAD, _out_of_memory(size, free), "draft weights"))
+
+    def _size(self, before_mib: float) -> None:
+        self._take("loading leftovers", min(self.terms.after_load, max(self.free_mib, 0.0)))
+        sized = size_pools(
+            self.settings,
+            self.cells,
+            free_before_load_gib=before_mib / 1024,
+            free_after_load_gib=self.free_mib / 1024,
+            target=self.target,
+        )
+        if isinstance(sized, Refused):
+            self._refuse(sized, certain=True)
+        else:
+            self.sized = sized
+
+    def _after_sizing(self, sized: Sizing, before_mib: float) -> float:
+        """Pools, graphs, first requests; the free memory when the server is ready."""
+        settings, cells = self.settings, self.cells
+        left = remainder_of(
+            settings,
+            self.terms,
+            self.target,
+            running_requests=sized.running_requests,
+            has_draft=self.draft is not None,
+        )
+        self._state_pools(sized)
+        if settings.post_capture:
+            sized = self._resize(sized, left, before_mib)
+        self._kv_pools(sized)
+        requests = sized.running_requests
+        row = settings.context_tokens + 4 + settings.draft_tokens
+        self._take("request table", (requests + 1) * row * 4 / _MIB, exact=True)
+        if self.free_mib < 0:
+            self._refuse(Refused(Stage.POOLS, _out_of_memory(-self.free_mib, 0.0), "target KV"))
+        free = self.free_mib
+        if not self._take("workspaces", left.workspace):
+            self._refuse(Refused(Stage.POOLS, _out_of_memory(left.workspace, free), "workspaces"))
+        self._graphs(left)
+        ready_free_mib = self.free_mib
+        self._take("compiled kernels", left.kernels)
+        self._take("activations", left.activations)
+        self._take("logits", left.logits, exact=True)
+        if not self._take("fragments", left.fragments):
+            text = _out_of_memory(left.activations, self.free_mib + left.activations + left.fragments)
+            self._refuse(Refused(Stage.SERVING, text, "activations"))
+        if self.terms.unified and self.free_mib < _HOST_NEEDS_MIB and cells.target:
+            text = "the host's guard ends the scheduler (exit code -15): less than 8 GiB are free"
+            self._refuse(Refused(Stage.WARM_UP, text, "target KV"))
+        self._note_limits(sized)
+        return ready_free_mib
+
+    def _state_pools(self, sized: Sizing) -> None:
+        cells = self.cells
+        if not cells.slot:
+            return
+        # One slot of padding is made whether the release charges it or not.
+        slots = sized.state_slots + 1
+        self._take("state conv", slots * cells.conv / _MIB, exact=True)
+        self._take("state ssm", slots * cells.ssm / _MIB, exact=True)
+        ssm, conv, rings = verify_bytes(self.settings, cells, sized.running_requests, sized.state_slots)
+        for name, size in (("verify ssm", ssm), ("verify conv", conv), ("replay rings", rings)):
+            if size:
+                self._take(name, size / _MIB, exact=True)
+
+    def _kv_pools(self, sized: Sizing) -> None:
+        page, cells = self.settings.page_tokens, self.cells
+        rows = sized.kv_tokens + page
+        if cells.target:
+            self._take("target KV", rows * cells.target / _MIB, exact=True)
+        if cells.window:
+            self._take("window KV", (sized.window_tokens + page) * cells.window / _MIB, exact=True)
+        if cells.draft:
+            self._take("draft KV", rows * cells.draft / _MIB, exact=True)
+
+    def _resize(self, sized: Sizing, left: Remainder, before_mib: float) -> Sizing:
+        """The pool as it is backed once the graphs are captured, no larger than it was planned."""
+        slack_mib = before_mib * (1 - self.settings.fraction)
+        if self.cells.slot or max(left.batches, default=0) < sized.running_requests:
+            slack_mib = max(slack_mib, self.settings.activation_reserve_gib * 1024)
+        graphs = left.workspace + left.prefill_graphs + left.target_graphs + left.draft_graphs
+        budget_mib = self.free_mib - graphs - slack_mib - self.settings.multimodal_gib * 1024
+        again = tokens_in(
+            self.settings,
+            self.cells,
+            int(max(budget_mib, 0.0) * _MIB),
+            slots=sized.state_slots,
+            target=self.target,
+            cap=sized.kv_tokens,
+        )
+        if isinstance(again, Refused):
+            self._refuse(replace(again, stage=Stage.DRAFT_CAPTURE if self.draft else Stage.DECODE_CAPTURE))
+            return sized
+        self.sized = again
+        return again
+
+    def _graphs(self, left: Remainder) -> None:
+        free = self.free_mib
+        if left.prefill_graphs and not self._take("prefill graphs", left.prefill_graphs):
+            text = f"Fail when using backend: breakable for prefill runner. {_out_of_memory(256.0, free)}"
+            self._refuse(Refused(Stage.PREFILL_CAPTURE, text, "prefill graphs"))
+        free = self.free_mib
+        name = "verify graphs" if self.settings.speculation else "decode graphs"
+        if left.target_graphs and not self._take(name, left.target_graphs):
+            text = f"Capture cuda graph failed: {_out_of_memory(left.target_graphs, free)}"
+            self._refuse(Refused(Stage.DECODE_CAPTURE, text, name))
+        if not left.draft_graphs:
+            return
+        free = self.free_mib
+        if self.settings.method == "own-shape" and free < _DRAFT_GRAPH_NEEDS_MIB:
+            self.warnings.append(
+                f"the draft's graphs are left out: {free / 1024:.2f} GiB are free at their capture, and the "
+                "engine wants 1.00; each draft pass is then launched piece by piece, and slower"
+            )
+            return
+        if not self._take("draft graphs", left.draft_graphs):
+            text = f"Capture cuda graph failed: {_out_of_memory(left.draft_graphs, free)}"
+            self._refuse(Refused(Stage.DRAFT_CAPTURE, text, "draft graphs"))
+
+    def _note_limits(self, sized: Sizing) -> None:
+        settings = self.settings
+        wanted = settings.running_requests
+        if sized.limited_by == "state ssm" and wanted is not None:
+            self.warnings.append(
+                f"max_running_requests is capped to {sized.running_requests} by the mamba state cache "
+                f"(max_mamba_cache_size={sized.state_slots}, {settings.slots_per_request} state slots per "
+                "request)"
+            )
+        elif sized.limited_by is not None and wanted is not None:
+            self.warnings.append(
+                f"max_running_requests was reduced from the requested {wanted} to {sized.running_requests} "
+                "due to the available KV cache capacity"
+            )
+        if settings.max_tokens is not None and settings.max_tokens > sized.profiled_tokens:
+            self.warnings.append(
+                f"max_total_tokens={settings.max_tokens} is larger than the profiled value "
+                f"{sized.profiled_tokens}; the profiled value is used"
+            )
+
+    def _result(self, before_mib: float, ready_free_mib: float) -> Budget:
+        settings, sized = self.settings, self.sized
+        refused = self.refused
+        tokens = sized.kv_tokens if sized else 0
+        peak_mib = sum(pool.mib for pool in self.pools)
+        unknown = _unknown(self.target, self.draft, settings)
+        margin_mib = _UNKNOWN_SHARE * peak_mib if unknown else 0.0
+        reserves = []
+        if before_mib > 0:
+            reserves = [
+                Pool("slack", before_mib * (1 - settings.fraction), "exact"),
+                Pool("images", settings.multimodal_gib * 1024, "exact"),
+            ]
+        return Budget(
+            pools=tuple(self.pools),
+            kv_tokens=tokens,
+            state_slots=sized.state_slots if sized else 0,
+            slots_per_request=settings.slots_per_request,
+            max_running_requests=sized.running_requests if sized else 0,
+            context_per_user=min(tokens // self.question.users, settings.context_tokens),
+            predicted_peak_mib=peak_mib,
+            total_mib=self.question.card_memory_mib,
+            fails_at=refused.stage if refused else None,
+            failure=refused.message if refused else None,
+            certain=self.certain,
+            binding_pool=self._binding(),
+            reserves=tuple(reserves),
+            window_tokens=sized.window_tokens if sized else 0,
+            ready_free_mib=max(ready_free_mib, 0.0),
+            driver_mib=self.driver_mib,
+            unknown=unknown,
+            margin_mib=margin_mib,
+            warnings=tuple(self.warnings),
+        )
+
+    def _binding(self) -> str | None:
+        if self.refused is not None:
+            return self.refused.pool or None
+        if self.sized is None:
+            return None
+        if self.sized.limited_by is not None:
+            return self.sized.limited_by
+        clamped = self.settings.max_tokens is not None and self.sized.kv_tokens < self.sized.profiled_tokens
+        return None if clamped else "target KV" if self.cells.target else "window KV"
 
 
-def _out_of_memory(wanted_gib: float, free_gib: float) -> str:
-    return f"CUDA out of memory: the weights take {wanted_gib:.2f} GiB, {max(free_gib, 0):.2f} GiB are free"
+def _unknown(target: ModelCard, draft: ModelCard | None, settings: Settings) -> tuple[str, ...]:
+    found = []
+    if family_of(target.architecture) is None:
+        found.append(
+            f"the architecture {target.architecture} is not known: its layers are taken for attention with "
+            "grouped heads, its vision tower for the engine's reference"
+        )
+    if settings.method in ("own-shape", "target-shaped") and draft is None:
+        found.append("nothing is known of the draft: its weights and its KV cache are not counted")
+    if settings.target_kv_bytes < 1:
+        found.append("the KV cache of four bits has workspaces of its own, which are not counted")
+    return tuple(found)
+
+
+def _out_of_memory(wanted_mib: float, free_mib: float) -> str:
+    return (
+        f"CUDA out of memory. {wanted_mib / 1024:.2f} GiB are to be allocated, "
+        f"{max(free_mib, 0) / 1024:.2f} GiB are free"
+    )

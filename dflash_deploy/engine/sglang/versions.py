@@ -92,11 +92,13 @@ class CardDefaults:
         below_mib: the defaults hold for cards with less memory than this.
         chunk_tokens: ``--chunked-prefill-size``.
         decode_bs: ``--cuda-graph-max-bs-decode`` (below four-way tensor parallelism).
+        decode_bs_wide: the same from four-way tensor parallelism on.
     """
 
     below_mib: float
     chunk_tokens: int
     decode_bs: int
+    decode_bs_wide: int
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class VersionFacts:
         exact_draft_cell: the draft's KV bytes per token come from the draft's own shape; before, the target's
             shape was taken for each of its layers.
         charges_padding_slots: sizing charges the padding slot of the state cache and of the verify buffers.
+        replay_rings_by_request: the rings of ``--enable-linear-replayssm-spec`` are made for each request and
+            are ``--linear-replayssm-cache-len`` long; before, for each state slot and one verify step long.
         decode_bs_follows_requests: the default of decode_bs is cut to ``--max-running-requests`` where given.
         unknown_memory_fraction: ``--mem-fraction-static`` where the card's memory cannot be read.
         card_defaults: by memory, smallest cards first.
@@ -130,6 +134,7 @@ class VersionFacts:
     quantized_head_dflash2: bool
     exact_draft_cell: bool
     charges_padding_slots: bool
+    replay_rings_by_request: bool
     decode_bs_follows_requests: bool
     unknown_memory_fraction: float
     card_defaults: tuple[CardDefaults, ...]
@@ -147,12 +152,13 @@ class VersionFacts:
 
 _GIB = 1024.0
 _LARGE_CARDS = (
-    CardDefaults(60 * _GIB, 4096, 32),
-    CardDefaults(160 * _GIB, 8192, 256),
-    CardDefaults(float("inf"), 16384, 512),
+    CardDefaults(60 * _GIB, 4096, 32, 160),
+    CardDefaults(160 * _GIB, 8192, 256, 512),
+    CardDefaults(float("inf"), 16384, 512, 512),
 )
-_CARDS_TO_0_5_19 = (CardDefaults(20 * _GIB, 2048, 8), CardDefaults(35 * _GIB, 2048, 24), *_LARGE_CARDS)
-_CARDS_FROM_0_5_20 = (CardDefaults(20 * _GIB, 2048, 8), CardDefaults(35 * _GIB, 4096, 48), *_LARGE_CARDS)
+_SMALL_CARDS = CardDefaults(20 * _GIB, 2048, 8, 8)
+_CARDS_TO_0_5_19 = (_SMALL_CARDS, CardDefaults(35 * _GIB, 2048, 24, 80), *_LARGE_CARDS)
+_CARDS_FROM_0_5_20 = (_SMALL_CARDS, CardDefaults(35 * _GIB, 4096, 48, 160), *_LARGE_CARDS)
 
 
 def facts(version: str) -> VersionFacts:
@@ -170,6 +176,7 @@ def facts(version: str) -> VersionFacts:
         quantized_head_dflash2=since("0.5.19"),
         exact_draft_cell=since("0.5.18"),
         charges_padding_slots=since("0.5.17"),
+        replay_rings_by_request=since("0.5.20"),
         decode_bs_follows_requests=since("0.5.22"),
         unknown_memory_fraction=0.95 if since("0.5.20") else 0.88,
         card_defaults=_CARDS_FROM_0_5_20 if since("0.5.20") else _CARDS_TO_0_5_19,
