@@ -1,15 +1,16 @@
 """What to try next: Optuna's sampler over a profile's space, with its storage beside the trials.
 
 The trials' own records are what counts; Optuna's database is brought up to date with them whenever a study
-is opened, so a crash between the two loses nothing.
+is opened, so a crash between the two loses nothing, and a damaged one is made anew.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -65,8 +67,10 @@ class Search:
         self._path = folder / "optuna.db"
         self._distributions = {dimension.flag: _distribution(dimension) for dimension in space.dimensions}
         with self._storage_errors():
+            if _is_damaged(self._path):
+                self._path.replace(self._path.with_suffix(".damaged"))
             self._study = optuna.create_study(
-                storage=f"sqlite:///{self._path}",
+                storage=RDBStorage(f"sqlite:///{self._path}", engine_kwargs={"creator": self._connect}),
                 study_name=folder.name,
                 direction="minimize" if goal in LESS_IS_BETTER else "maximize",
                 load_if_exists=True,
@@ -133,6 +137,13 @@ class Search:
                 )
             )
 
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, check_same_thread=False)
+        # Optuna commits some twenty times a trial. A kill loses nothing by this, and what a power failure
+        # could damage is made anew from the records.
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
     def _sampler(self, seen: int, attempt: int) -> BaseSampler:
         # A sampler for each question, so that what it proposes hangs on the seed and on what is known, and
         # not on how often the study was interrupted.
@@ -158,13 +169,25 @@ class Search:
     def _storage_errors(self) -> Iterator[None]:
         try:
             yield
-        except (StorageInternalError, SQLAlchemyError, OSError) as error:
+        except (StorageInternalError, SQLAlchemyError, sqlite3.Error, OSError) as error:
             cause = str(error.__cause__ or error).splitlines()[0]
             raise DeployError(
                 f"the study's storage {self._path} cannot be used: {cause}",
                 fix="free some space or mend the permissions, then dflash-deploy tune --resume",
                 exit_code=ExitCode.UNAVAILABLE,
             ) from error
+
+
+def _is_damaged(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",))
+        except sqlite3.OperationalError:
+            return False
+        except sqlite3.DatabaseError:
+            return True
 
 
 def _constraints(record: TrialRecord) -> dict[str, float]:

@@ -3,7 +3,7 @@ import sqlite3
 import optuna
 import pytest
 
-from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.errors import DeployError
 from dflash_deploy.tune.search import Search
 from dflash_deploy.tune.space import key_of, space_of
 
@@ -115,12 +115,16 @@ def test_a_broken_limit_tells_how_far(tmp_path):
     assert told.state is optuna.trial.TrialState.PRUNED
 
 
-def test_a_storage_that_is_no_database_is_an_error_in_words(tmp_path):
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "optuna.db").write_bytes(b"not a database, but long enough to look like one" * 40)
-    with pytest.raises(DeployError, match=r"optuna\.db cannot be used") as caught:
-        opened(tmp_path / "s")
-    assert caught.value.exit_code is ExitCode.UNAVAILABLE
+@pytest.mark.parametrize("damage", [b"not a database, but long enough to look like one" * 40, b"\0" * 3000])
+def test_a_damaged_storage_is_made_anew_from_the_records(tmp_path, damage):
+    records = play(opened(tmp_path / "s"), 5)
+    path = tmp_path / "s" / "optuna.db"
+    path.write_bytes(damage + path.read_bytes()[len(damage) :])
+    search = opened(tmp_path / "s")
+    search.catch_up(records)
+    told = [t for t in stored(tmp_path / "s").trials if t.state.is_finished()]
+    assert sorted(t.user_attrs["record"] for t in told) == [1, 2, 3, 4, 5]
+    assert len(play(search, 6, records)) == 6
 
 
 def test_a_locked_storage_is_an_error_in_words(tmp_path):
