@@ -1,0 +1,1 @@
+"""Commands that people paste: shell scripts, unit files, compose files, logs. Read, never run."""
