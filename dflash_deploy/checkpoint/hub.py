@@ -17,7 +17,7 @@ import httpx
 
 from dflash_deploy.checkpoint import json_text
 from dflash_deploy.checkpoint.files import is_plain
-from dflash_deploy.checkpoint.hub_cache import DEFAULT_REVISION, hugging_face_dir, is_commit
+from dflash_deploy.checkpoint.hub_cache import DEFAULT_REVISION, how_to_get, hugging_face_dir, is_commit
 from dflash_deploy.checkpoint.json_text import Fields, invalid, shown
 from dflash_deploy.errors import DeployError, ExitCode
 
@@ -197,11 +197,6 @@ def _body(response: httpx.Response, most: int, name: str) -> bytes:
                 exit_code=ExitCode.UNAVAILABLE,
             )
     return b"".join(parts)
-
-
-def how_to_get(name: str) -> str:
-    """The command that brings a checkpoint to this machine."""
-    return f"run `hf download {name}` (older: `huggingface-cli download {name}`) where the hub can be reached"
 
 
 def _token() -> str | None:

@@ -42,6 +42,11 @@ def is_revision(revision: str) -> bool:
     return _REVISION.fullmatch(revision) is not None and ".." not in revision and "//" not in revision
 
 
+def how_to_get(name: str) -> str:
+    """The command that brings a checkpoint to this machine."""
+    return f"run `hf download {name}` (older: `huggingface-cli download {name}`) where the hub can be reached"
+
+
 def cache_dir() -> Path:
     """The cache's folder, as ``huggingface_hub`` finds it."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_deploy.checkpoint import hub, hub_cache, json_text, safetensors
+from dflash_deploy.checkpoint import hub_cache, json_text, safetensors
 from dflash_deploy.checkpoint.cards import find_model_card, load_model_card, model_ids
 from dflash_deploy.checkpoint.draft import Draft, read_draft
 from dflash_deploy.checkpoint.facts import Checkpoint
@@ -76,7 +76,7 @@ def _read_named(name: str, revision: str | None, *, offline: bool) -> Checkpoint
     in_cache: DeployError | None = None
     if snapshot is not None:
         try:
-            folder = Folder(snapshot.path, repair=hub.how_to_get(name))
+            folder = Folder(snapshot.path, repair=hub_cache.how_to_get(name))
             return _read(folder, name, hub_name=name, commit=snapshot.commit)
         except DeployError as error:
             # A download that was broken off leaves a snapshot without some of its files.
@@ -85,6 +85,8 @@ def _read_named(name: str, revision: str | None, *, offline: bool) -> Checkpoint
             in_cache = error
     if offline:
         raise _not_here(name, revision)
+    from dflash_deploy.checkpoint import hub  # noqa: PLC0415 - its HTTP client takes long to import, cards need none
+
     with ExitStack() as opened:
         try:
             files = opened.enter_context(hub.open_repository(name, revision))
@@ -98,7 +100,7 @@ def _not_here(name: str, revision: str | None) -> DeployError:
     error = DeployError(
         f"{name}{of} is neither a folder nor in the Hugging Face cache {hub_cache.cache_dir()}, and "
         "offline the hub is not asked",
-        fix=hub.how_to_get(name),
+        fix=hub_cache.how_to_get(name),
         exit_code=ExitCode.MISSING,
     )
     return _with_card(error, name)

@@ -44,10 +44,9 @@ class Hub:
         siblings = [
             {"rfilename": file.name, "size": file.stat().st_size, "blobId": "0" * 40} for file in files
         ]
-        return json.dumps(
-            {"id": name, "modelId": name, "sha": COMMIT, "private": False, "downloads": 1, "likes": 1, "tags": [],
-             "siblings": [*siblings, {"rfilename": "../../etc/passwd", "size": 3}]}
-        ).encode()  # fmt: skip
+        siblings.append({"rfilename": "../../etc/passwd", "size": 3})
+        answer = {"id": name, "sha": COMMIT, "private": False, "downloads": 1, "likes": 1, "tags": []}
+        return json.dumps(answer | {"siblings": siblings}).encode()
 
 
 @contextmanager
@@ -111,7 +110,11 @@ def serve(hub: Hub) -> Iterator[Hub]:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in range(2)]
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client may hang up once it has enough."""
+
+    servers = [Server(("127.0.0.1", 0), Handler) for _ in range(2)]
     threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in servers]
     for thread in threads:
         thread.start()

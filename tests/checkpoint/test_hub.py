@@ -206,7 +206,7 @@ def test_a_broken_off_download_is_completed_from_the_hub(hub: Hub, folder: Path,
     snapshot = in_cache(hub_folders, folder)
     (snapshot / "model-00002-of-00003.safetensors").unlink()
     assert facts(read_checkpoint(NAME)) == facts(read_checkpoint(folder))
-    with pytest.raises(DeployError, match="model-00002-of-00003.safetensors: is missing") as caught:
+    with pytest.raises(DeployError, match=r"model-00002-of-00003\.safetensors: is missing") as caught:
         read_checkpoint(NAME, offline=True)
     assert f"hf download {NAME}" in str(caught.value.fix)
     hub.status = 500
