@@ -84,6 +84,8 @@ class Qwen:
     vision_inner: int = 4304
     tied: bool = False
     mtp: bool = True
+    experts: int = 0
+    experts_per_token: int = 8
     quantized: dict[str, dict[str, Any]] = field(default_factory=dict)
     tensors: Tensors = field(default_factory=dict)
 
@@ -109,6 +111,10 @@ class Qwen:
             "max_position_embeddings": 262144,
             "vocab_size": self.vocab,
             "mtp_num_hidden_layers": int(self.mtp),
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.inner,
+            "shared_expert_intermediate_size": self.inner,
             "dtype": "bfloat16",
         }
         return {
@@ -200,6 +206,12 @@ class Qwen:
         self._weight(f"{prefix}.out_proj", self.hidden, value, form)
 
     def _mlp(self, prefix: str, form: str) -> None:
+        if self.experts:
+            self._dense(f"{prefix}.gate.weight", self.experts, self.hidden)
+            self._dense(f"{prefix}.experts.gate_up_proj", self.experts, 2 * self.inner, self.hidden)
+            self._dense(f"{prefix}.experts.down_proj", self.experts, self.hidden, self.inner)
+            self._dense(f"{prefix}.shared_expert_gate.weight", 1, self.hidden)
+            prefix += ".shared_expert"
         self._weight(f"{prefix}.gate_proj", self.inner, self.hidden, form)
         self._weight(f"{prefix}.up_proj", self.inner, self.hidden, form)
         self._weight(f"{prefix}.down_proj", self.hidden, self.inner, form)

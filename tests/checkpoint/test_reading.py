@@ -81,6 +81,18 @@ def test_the_fp8_checkpoint_has_its_published_size(tmp_path: Path) -> None:
     assert read.read_bytes_per_token() == pytest.approx(26_900_000_000, rel=0.005)
 
 
+def test_the_35b_a3b_checkpoint_has_what_its_name_says(tmp_path: Path) -> None:
+    """Published sizes of Qwen3.6-35B-A3B: 40 layers of 256 experts, eight of them for a token."""
+    model = Qwen(
+        layers=40, hidden=2048, inner=512, heads=16, kv_heads=2, value_heads=32, experts=256, mtp=False
+    )
+    read = read_checkpoint(write_checkpoint(tmp_path, model.config(), model.build(), shards=14))
+    assert read.stored_bytes() / 2 == pytest.approx(35e9, rel=0.01)
+    assert read.read_bytes_per_token() / 2 == pytest.approx(3e9, rel=0.05)
+    assert read.stored_bytes(Group.EXPERTS) == 2 * 40 * 256 * 3 * 2048 * 512
+    assert read.stored_bytes(Group.OTHER) == 0
+
+
 def test_the_nvfp4_checkpoint_has_its_published_figures(nvfp4: Checkpoint) -> None:
     # Published: 21.9 to 22 GB on disk, 208 FP8 and 193 NVFP4 modules, 17,608,000,000 bytes read per token,
     # 19.70 GiB loaded (RTX PRO 6000).

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy.checkpoint.safetensors import (
@@ -171,6 +171,36 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 shapes = st.lists(st.integers(0, 5), max_size=4)
+near_tensors = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(
+            ["U8", "BF16", "F32", "F4", "F6_E2M3", "F8_E8M0", "C64", "I64", "BOOL", "F7"]
+        ),
+        "shape": st.lists(st.integers(0, 4), max_size=3),
+        "data_offsets": st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    }
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(st.sampled_from("abc"), near_tensors, max_size=3), st.integers(0, 40))
+def test_the_format_s_own_library_agrees(
+    tmp_path_factory: pytest.TempPathFactory, header: dict[str, Any], data_bytes: int
+) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    text = json.dumps(header).encode()
+    path = tmp_path_factory.getbasetemp() / "near.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(data_bytes))
+    try:
+        with safetensors.safe_open(path, "np") as opened:
+            theirs = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError:
+        theirs = None
+    try:
+        ours = {tensor.name: tensor.shape for tensor in parse(header, data_bytes)}
+    except DeployError:
+        ours = None
+    assert ours == theirs
 
 
 @given(st.lists(st.tuples(st.sampled_from(["U8", "BF16", "F32", "I64"]), shapes), max_size=6))
