@@ -32,6 +32,11 @@ _MAX_JSON_VALUES = 1_000_000
 _MAX_INDEX_BYTES = 128 << 20
 _MAX_SHARDS = 2000
 _MAX_TENSORS = 1_000_000
+_NOT_LOADED = {
+    Group.LM_HEAD: "it is tied to the embedding",
+    Group.EMBEDDING: "the target's is used",
+    Group.VISION: "the configuration is of a text model",
+}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _PICKLES = re.compile(r"\.(?:bin|pt|pth|ckpt|pkl)$")
 
@@ -164,7 +169,7 @@ def _read(files: Files, name: str, *, hub_name: str | None, commit: str | None) 
     weights = sum_weights([tensor for tensor, _ in tensors.values()], shape, draft, quantization)
     notes = (
         *(f"{shown(file)} is not in the index and is not loaded" for file in left_out),
-        *(f"{count:,} tensors stand in more than one file" for count in (doubled,) if count),
+        *(f"tensors given by more than one file: {count:,}" for count in (doubled,) if count),
         *_notes(config, weights, draft, quantization),
     )
     return Checkpoint(
@@ -316,15 +321,16 @@ def _notes(
         notes.append(
             "auto_map names code of its own; it is not run here, and the engine runs it only if trusted"
         )
-    if Group.VISION in groups:
-        size = size_text(sum(row.loaded_bytes for row in weights if row.group is Group.VISION))
+    seen = sum(row.loaded_bytes for row in weights if row.group is Group.VISION)
+    if seen:
+        size = size_text(seen)
         notes.append(f"the vision tower is {size}; serving text only leaves it out")
     if Group.MTP in groups and draft is None:
         size = size_text(sum(row.loaded_bytes for row in weights if row.group is Group.MTP))
         notes.append(f"the MTP head is {size}; it loads as the draft, and not without MTP speculation")
     for row in weights:
-        if row.load is Load.NEVER and row.group in (Group.LM_HEAD, Group.EMBEDDING):
-            why = "the target's is used" if draft else "it is tied to the embedding"
+        if row.load is Load.NEVER and row.group in _NOT_LOADED:
+            why = "the target's is used" if draft else _NOT_LOADED[row.group]
             notes.append(f"the {row.group} in the files ({size_text(row.stored_bytes)}) is not loaded: {why}")
     if draft is None and Group.LM_HEAD not in groups and Group.EMBEDDING in groups:
         notes.append("the output head is the embedding (tied)")

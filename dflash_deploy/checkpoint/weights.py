@@ -143,7 +143,7 @@ def sum_weights(
     for tensor in tensors:
         group = group_of(tensor.name, layers=shape.layers, draft=draft is not None)
         number_format = formats.get(_module(tensor.name)) or _DENSE.get(tensor.dtype, tensor.dtype.lower())
-        load = _when(tensor.name, group, draft, tied=tied)
+        load = _when(tensor.name, group, draft, tied=tied, vision=shape.vision)
         loaded_dtype = _loaded_dtype(tensor, number_format, shape.compute_dtype)
         loaded = 0
         if load is not Load.NEVER:
@@ -209,12 +209,12 @@ def _quantised_format(dtypes: Mapping[str, str], bits: int) -> str | None:
     return None
 
 
-def _when(name: str, group: Group, draft: Draft | None, *, tied: bool) -> Load:
+def _when(name: str, group: Group, draft: Draft | None, *, tied: bool, vision: bool) -> Load:
     if _NOT_LOADED.search(name):
         return Load.NEVER
     if draft is not None:
         return _when_of_draft(group, draft)
-    if group is Group.LM_HEAD and tied:
+    if (group is Group.LM_HEAD and tied) or (group is Group.VISION and not vision):
         return Load.NEVER
     return {Group.VISION: Load.WITH_VISION, Group.MTP: Load.AS_DRAFT}.get(group, Load.ALWAYS)
 

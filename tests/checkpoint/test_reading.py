@@ -295,7 +295,7 @@ def test_a_tensor_in_two_files_counts_once(tmp_path: Path) -> None:
     write_safetensors(folder / "second.safetensors", {"lm_head.weight": ("BF16", (512, 64))})
     read = read_checkpoint(folder)
     assert read.stored_bytes() == before.stored_bytes()
-    assert "1 tensors stand in more than one file" in read.notes
+    assert "tensors given by more than one file: 1" in read.notes
 
 
 def test_what_is_not_a_safetensors_checkpoint(tmp_path: Path) -> None:

@@ -177,6 +177,15 @@ def test_a_tied_head_is_loaded_once(tmp_path: Path) -> None:
     assert read(tmp_path / "untold", DENSE, tensors).tied
 
 
+def test_a_text_model_leaves_a_vision_tower_in_its_files_alone(tmp_path: Path) -> None:
+    model = small_qwen()
+    both = read(tmp_path / "both", model.config(), model.build())
+    text = read(tmp_path / "text", model.config(vision_config=None), model.build())
+    assert text.loaded_bytes() == both.loaded_bytes(text_only=True) < both.loaded_bytes()
+    assert (both.model_card().vision, text.model_card().vision) == (True, False)
+    assert any("not loaded: the configuration is of a text model" in note for note in text.notes)
+
+
 def test_float32_on_disk_takes_half_once_loaded(tmp_path: Path) -> None:
     tensors = dense_tensors(DENSE, dtype="F32")
     checkpoint = read(tmp_path, DENSE | {"torch_dtype": "float32"}, tensors)
