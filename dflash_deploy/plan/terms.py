@@ -26,9 +26,9 @@ class Terms:
         context: of a server before it loads anything: CUDA context, libraries and, on unified memory, the
             rest of the host.
         target_weights: what loading takes instead of what the model card says; ``draft_weights`` likewise.
-        after_load: taken between the end of loading and the sizing, beside what has a formula.
-        workspace: attention workspaces and autotuning, for no request; ``workspace_request`` for each (up to
-            four).
+        after_load: taken between the end of loading a draft and the sizing, beside what has a formula.
+        workspace: attention workspaces and autotuning; ``workspace_draft`` for a draft's own, and with
+            speculation ``workspace_request`` for each request (up to four).
         graphs: factor on the formula for decode, verify and draft graphs; ``prefill_graphs`` likewise.
         kernels: compiled and loaded when the first tokens go through.
         fragments: held by the allocator and of no use to it, three times as much beside prefill graphs;
@@ -41,7 +41,8 @@ class Terms:
     target_weights: float | None = None
     draft_weights: float | None = None
     after_load: float = 18.0
-    workspace: float = 512.0
+    workspace: float = 430.0
+    workspace_draft: float = 82.0
     workspace_request: float = 60.0
     graphs: float = 1.0
     prefill_graphs: float = 1.0
@@ -53,8 +54,8 @@ class Terms:
     # driver: 32,607 MiB of an RTX 5090 are 31.36 GiB to PyTorch.
     # context: 30.5 GiB free before load on an RTX 5090, 94.22 GiB on an RTX PRO 6000.
     # after_load: the same log, less the stacked projections of the draft.
-    # workspace: 0.62 GiB for two requests in that log; 1.7 GiB for one and 2.2 GiB for four in two settings
-    # of an RTX 5090, graphs and kernels included.
+    # workspace: 0.62 GiB for two requests in that log, 0.45 GiB without speculation in another; 1.7 GiB for
+    # one request and 2.2 GiB for four in two settings of an RTX 5090, graphs and kernels included.
     # kernels, fragments: those two settings, 29.8 GiB for a server without speculation, and one at the edge
     # that failed with 0.48 GiB reserved but unallocated.
 
@@ -130,10 +131,13 @@ def remainder_of(
         # Layers between the captured parts still run one by one.
         activations /= 2
     logits = 2 * running_requests * max(settings.draft_tokens, 1) * target.vocab_size * 4 / (1 << 20)
+    workspace = terms.workspace + (terms.workspace_draft if has_draft else 0.0)
+    if settings.speculation:
+        workspace += terms.workspace_request * min(running_requests, 4)
     hybrid = target.linear is not None
     fragments = terms.fragments_expandable if settings.expandable else terms.fragments
     return Remainder(
-        workspace=small * (terms.workspace + terms.workspace_request * min(running_requests, 4)),
+        workspace=small * workspace,
         prefill_graphs=prefill,
         target_graphs=graphs,
         draft_graphs=0.95 * graphs if has_draft else 0.0,

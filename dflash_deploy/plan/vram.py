@@ -199,7 +199,8 @@ class _Walk:
             self._refuse(Refused(Stage.DRAFT_LOAD, _out_of_memory(size, free), "draft weights"))
 
     def _size(self, before_mib: float) -> None:
-        self._take("loading leftovers", min(self.terms.after_load, max(self.free_mib, 0.0)))
+        if self.draft is not None:
+            self._take("loading leftovers", min(self.terms.after_load, max(self.free_mib, 0.0)))
         sized = size_pools(
             self.settings,
             self.cells,
