@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.sglang.advice_case import Advice, Case, Model, Weight
 from dflash_deploy.engine.sglang.advice_entries import ENTRIES
 
@@ -37,4 +38,5 @@ def _of_problem(problem: FlagProblem, version: str) -> Advice:
         cost="works for now" if problem.warning else f"SGLang {version} ends with status 2 at once",
         evidence=f"options of SGLang {version}'s own parser",
         weight=Weight.NOTE if problem.warning else Weight.REFUSED,
+        stage=None if problem.warning else Stage.ARGUMENTS,
     )

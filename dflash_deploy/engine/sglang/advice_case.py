@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
+from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.launch import Flags, FlagValue
 from dflash_deploy.engine.sglang.versions import VersionFacts, facts, order, state_slots_per_request
 
@@ -39,6 +40,7 @@ class Advice:
         flags: the flags to set; None takes one away.
         cost: what the flag costs as it is, or what the change gives up.
         evidence: where this is known from.
+        stage: where the start ends because of it; None where it does not.
     """
 
     id: str
@@ -47,6 +49,7 @@ class Advice:
     cost: str
     evidence: str
     weight: Weight
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True)

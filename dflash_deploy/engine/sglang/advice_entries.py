@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.launch import FlagValue
 from dflash_deploy.engine.sglang.advice_case import Advice, Case, Weight
 
@@ -32,6 +33,7 @@ class Entry:
     cost: Words
     evidence: str
     flags: Change = field(default_factory=dict)
+    stage: Stage = Stage.ARGUMENTS
 
     def advice(self, case: Case) -> Advice:
         """What it says of a configuration."""
@@ -42,22 +44,31 @@ class Entry:
             cost=self.cost if isinstance(self.cost, str) else self.cost(case),
             evidence=self.evidence,
             weight=self.weight,
+            stage=self.stage if self.weight is Weight.REFUSED else None,
         )
+
+
+def _default_list(case: Case) -> bool:
+    """Sizes of decode graphs are left to the engine, on a card where they matter."""
+    said = case.given("cuda-graph-max-bs-decode") or case.given("cuda-graph-bs-decode")
+    return case.small_card and case.decode_graphs and not said and case.wanted <= 8
+
+
+def _list_follows(case: Case) -> bool:
+    return case.release.decode_bs_follows_requests and case.given("max-running-requests")
 
 
 def _capture_words(case: Case) -> str:
-    largest, requests = case.default_batch, case.requests
-    if requests is not None and requests <= 4:
+    largest, requests = case.default_batch or 0, case.requests
+    if requests is not None and requests < largest:
         return (
-            f"no --cuda-graph-max-bs-decode: this card's default list goes up to {largest}. SGLang cuts "
-            "it to the "
-            f"{requests} running requests, in releases before 0.5.22 only after reserving memory for "
-            "all of it"
+            f"no --cuda-graph-max-bs-decode: memory is reserved for this card's default list, up to {largest}, "
+            f"before it is cut to {requests} running request{'s' if requests > 1 else ''}"
         )
+    users = f"{case.users} user{'s' if case.users > 1 else ''}"
     return (
-        "no --cuda-graph-max-bs-decode: graphs are captured for batches up to "
-        f"{min(largest or 0, requests or 1 << 20)}"
-        f" on this card, for {case.users} user{'s' if case.users > 1 else ''}"
+        f"no --cuda-graph-max-bs-decode: graphs are captured for batches up to {largest} on this card, "
+        f"for {users}"
     )
 
 
@@ -109,7 +120,8 @@ ENTRIES: tuple[Entry, ...] = (
         "extra_buffer_lazy takes 4 slots a request and no_buffer 3, at the price of coarser or no overlap "
         "of prefix snapshots; a slot of Qwen3.8 27B is 75 MiB with a bfloat16 state",
         "sizing code of the releases; message 'state cache is too small to serve any requests'",
-        lambda c: (
+        stage=Stage.SIZING,
+        flags=lambda c: (
             {"mamba-radix-cache-strategy": "extra_buffer_lazy"}
             if (c.slots or 0) >= 4 and c.overlap
             else {"mamba-radix-cache-strategy": "no_buffer"}
@@ -159,6 +171,7 @@ ENTRIES: tuple[Entry, ...] = (
         lambda c: f"SGLang {c.version} does not know DFlash2 drafts: 0.5.19 is the first that does",
         "an upgrade",
         "model classes registered by each release",
+        stage=Stage.DRAFT_LOAD,
     ),
     Entry(
         "dspark-needs-0-5-16",
@@ -187,6 +200,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "SGLang 0.5.19 or newer, or an export with a bfloat16 head (about 3 GiB more)",
         "published reports: 'requires a dense FP16/BF16/FP32 target lm_head'; head support by release",
+        stage=Stage.WARM_UP,
     ),
     Entry(
         "draft-missing",
@@ -274,9 +288,9 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "nvfp4-card",
-        Weight.REFUSED,
+        Weight.SLOW,
         lambda c: c.architecture == 8 and "nvfp4" in c.model.path.casefold(),
-        "an NVFP4 checkpoint needs the FP4 cores of Blackwell; this card has none",
+        "an NVFP4 checkpoint is made for the FP4 cores of Blackwell, which this card lacks",
         "AWQ or W4A16 of the same model: about the same size",
         "published report of Ada and Ampere cards",
     ),
@@ -294,6 +308,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the context that the checkpoint has by itself",
         "published report: 'PreTrainedConfig object has no attribute max_position_embeddings'",
         {"json-model-override-args": None},
+        Stage.DRAFT_LOAD,
     ),
     Entry(
         "dflash-pipeline",
@@ -502,16 +517,22 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "default-capture-list",
         Weight.MEMORY,
-        lambda c: (
-            c.small_card
-            and c.decode_graphs
-            and not c.given("cuda-graph-max-bs-decode")
-            and not c.given("cuda-graph-bs-decode")
-            and c.wanted <= 8
-        ),
+        lambda c: _default_list(c) and not _list_follows(c),
         _capture_words,
         "larger batches then run without a graph; the whole list took about 5 GB on a 32 GB card (published)",
         "public issue, RTX 5090; default lists of the releases",
+        lambda c: {"cuda-graph-max-bs-decode": c.wanted},
+    ),
+    Entry(
+        "default-capture-list",
+        Weight.NOTE,
+        lambda c: _default_list(c) and _list_follows(c),
+        lambda c: (
+            f"no --cuda-graph-max-bs-decode: SGLang {c.version} follows --max-running-requests; releases before "
+            f"0.5.22 reserve memory for batches up to {c.default_batch}"
+        ),
+        "larger batches then run without a graph",
+        "argument resolution of the releases",
         lambda c: {"cuda-graph-max-bs-decode": c.wanted},
     ),
     Entry(
