@@ -191,16 +191,15 @@ class _Walk:
         free = self.free_mib
         fits = self._take("draft weights", size)
         if self.settings.algorithm is not None and self.settings.algorithm.upper() == "DFLASH":
-            fits = (
-                self._take("draft projections", projection_bytes(self.draft, gpus) / _MIB, exact=True)
-                and fits
-            )
+            # A machine where less is lost than the formula says shows it as leftovers below zero.
+            stacked = max(projection_bytes(self.draft, gpus) / _MIB + min(self.terms.after_load, 0.0), 0.0)
+            fits = self._take("draft projections", stacked, exact=True) and fits
         if not fits:
             self._refuse(Refused(Stage.DRAFT_LOAD, _out_of_memory(size, free), "draft weights"))
 
     def _size(self, before_mib: float) -> None:
         if self.draft is not None:
-            self._take("loading leftovers", min(self.terms.after_load, max(self.free_mib, 0.0)))
+            self._take("loading leftovers", min(max(self.terms.after_load, 0.0), max(self.free_mib, 0.0)))
         sized = size_pools(
             self.settings,
             self.cells,

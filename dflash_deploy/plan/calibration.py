@@ -1,0 +1,167 @@
+"""Empirical terms corrected by what a server logged while it started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dflash_deploy.plan.cells import cells_of, projection_bytes
+from dflash_deploy.plan.settings import read_settings
+from dflash_deploy.plan.sizing import verify_bytes
+from dflash_deploy.plan.terms import Terms, terms_for
+from dflash_deploy.plan.vram import Question, plan
+
+if TYPE_CHECKING:
+    from dflash_deploy.engine.boot import BootRecord
+    from dflash_deploy.plan.budget import Budget
+
+_MIB = 1 << 20
+_FACTORS = (0.1, 10.0)
+"""A factor beyond these is a log of something else."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Terms of one machine, and how far the plan was from its log.
+
+    Attributes:
+        terms: to plan with from now on (``Question.terms``).
+        before_mib: predicted free memory when ready less what was logged, with the terms as they were; None
+            where the log does not tell it.
+        after_mib: the same with the corrected terms.
+        learnt: which terms the log corrected.
+    """
+
+    terms: Terms
+    before_mib: float | None
+    after_mib: float | None
+    learnt: tuple[str, ...]
+
+
+def calibrate(question: Question, record: BootRecord, *, used_mib: float | None = None) -> Calibrated:
+    """Correct the terms by the log of one start of this very configuration.
+
+    Args:
+        question: the configuration that was started; its ``terms`` are what is corrected.
+        record: what the log told.
+        used_mib: memory in use after the first requests, as the driver's tools show it, where it was seen.
+
+    Raises:
+        DeployError: the configuration cannot be planned.
+    """
+    before = plan(question)
+    terms = question.terms or terms_for(question.card_memory_mib)
+    corrected = _loading(question, terms, record)
+    corrected = _leftovers(replace(question, terms=corrected), corrected, record)
+    corrected = _running(replace(question, terms=corrected), corrected, record)
+    if used_mib is not None:
+        missing = used_mib - plan(replace(question, terms=corrected)).predicted_peak_mib
+        corrected = replace(corrected, kernels=max(corrected.kernels + missing, 0.0))
+    after = plan(replace(question, terms=corrected))
+    learnt = tuple(
+        name for name in Terms.__dataclass_fields__ if getattr(terms, name) != getattr(corrected, name)
+    )
+    return Calibrated(corrected, _error_mib(before, record), _error_mib(after, record), learnt)
+
+
+def _error_mib(budget: Budget, record: BootRecord) -> float | None:
+    if record.free_at_ready_gib is None:
+        return None
+    return budget.ready_free_mib - record.free_at_ready_gib * 1024
+
+
+def _loading(question: Question, terms: Terms, record: BootRecord) -> Terms:
+    """Context and weights, from the free memory around the loading."""
+    free = record.free_before_load_gib
+    if free is None:
+        return terms
+    if question.free_mib is None:
+        context = question.card_memory_mib - terms.driver - question.other_mib - free * 1024
+        if context > 0:
+            terms = replace(terms, context=context)
+        else:
+            # More is free than the driver was thought to leave.
+            terms = replace(terms, context=0.0, driver=max(terms.driver + context, 0.0))
+    if not record.weights:
+        return terms
+    target_mib = (free - record.weights[0].free_after_gib) * 1024
+    if target_mib > 0:
+        terms = replace(terms, target_weights=target_mib)
+    if len(record.weights) > 1:
+        draft_mib = (record.weights[0].free_after_gib - record.weights[-1].free_after_gib) * 1024
+        if draft_mib > 0:
+            terms = replace(terms, draft_weights=draft_mib)
+    return terms
+
+
+def _leftovers(question: Question, terms: Terms, record: BootRecord) -> Terms:
+    """What was lost between loading a draft and sizing: the pools and what they left tell it."""
+    free, tokens = record.free_after_pools_gib, record.kv_tokens
+    if free is None or tokens is None or len(record.weights) < 2 or question.draft is None:
+        return terms
+    settings = read_settings(
+        question.flags,
+        version=question.version,
+        card_memory_mib=question.card_memory_mib,
+        target=question.target,
+        draft=question.draft,
+        env=question.env,
+    )
+    cells = cells_of(settings, question.target, question.draft)
+    if cells.window or settings.post_capture:
+        return terms
+    pools = (tokens + settings.page_tokens) * (cells.target + cells.draft)
+    if cells.slot:
+        if record.state_cache is None or record.max_running_requests is None:
+            return terms
+        slots = record.state_cache.slots
+        pools += (slots + 1) * cells.slot
+        pools += sum(verify_bytes(settings, cells, record.max_running_requests, slots))
+    lost_mib = (record.weights[-1].free_after_gib - free) * 1024 - pools / _MIB
+    formula_mib = 0.0
+    if settings.algorithm is not None and settings.algorithm.upper() == "DFLASH":
+        formula_mib = projection_bytes(question.draft, settings.gpus) / _MIB
+    return replace(terms, after_load=lost_mib - formula_mib) if abs(lost_mib) < 2048 else terms
+
+
+def _running(question: Question, terms: Terms, record: BootRecord) -> Terms:
+    """Graphs and workspaces, from what was captured and what was free around it."""
+    budget = plan(question)
+    if budget.certain:
+        return terms
+    logged = {
+        "prefill": sum(graph.memory_gib for graph in record.graphs if graph.what == "prefill") * 1024,
+        "others": sum(graph.memory_gib for graph in record.graphs if graph.what != "prefill") * 1024,
+    }
+    predicted = {
+        "prefill": budget.pool_mib("prefill graphs"),
+        "others": sum(budget.pool_mib(f"{what} graphs") for what in ("decode", "verify", "draft")),
+    }
+    factor = _factor(logged["prefill"], predicted["prefill"])
+    if factor is not None:
+        terms = replace(terms, prefill_graphs=terms.prefill_graphs * factor)
+    factor = _factor(logged["others"], predicted["others"])
+    if factor is not None:
+        terms = replace(terms, graphs=terms.graphs * factor)
+    if record.free_at_ready_gib is None:
+        return terms
+    # The rest of what stands between the pools and the ready line, rounding of the pools among it.
+    workspaces = budget.pool_mib("workspaces")
+    graphs = sum(logged.values()) or sum(predicted.values())
+    taken = budget.ready_free_mib + workspaces + sum(predicted.values()) - record.free_at_ready_gib * 1024
+    factor = _factor(taken - graphs, workspaces)
+    if factor is None:
+        return terms
+    return replace(
+        terms,
+        workspace=terms.workspace * factor,
+        workspace_draft=terms.workspace_draft * factor,
+        workspace_request=terms.workspace_request * factor,
+    )
+
+
+def _factor(logged_mib: float, predicted_mib: float) -> float | None:
+    if logged_mib <= 0 or predicted_mib <= 0:
+        return None
+    factor = logged_mib / predicted_mib
+    return factor if _FACTORS[0] <= factor <= _FACTORS[1] else None
