@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -58,6 +59,16 @@ class _BrokenStreamError(Exception):
     """The answer is not what the protocol says; the text is the error as reported."""
 
 
+@dataclass(frozen=True)
+class _Times:
+    """When things happened, in seconds of one clock."""
+
+    sent_s: float
+    first_s: float
+    last_s: float
+    ended_s: float
+
+
 @dataclass
 class _Answer:
     """What has come so far."""
@@ -68,6 +79,7 @@ class _Answer:
     last: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    times: _Times | None = None
     done: bool = False
 
     def take(self, data: bytes, now: float) -> None:
@@ -94,6 +106,7 @@ class _Answer:
         if isinstance(usage, dict):
             self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
             self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
+            self.times = _simulated_times(event.get("simulated"))
 
 
 def build(
@@ -133,6 +146,8 @@ async def stream_chat(
         user: who asks, kept in the result.
         patience: bounds on waiting.
         time_scale: server seconds that pass in a second of the clock; times are given in the server's.
+            Where it is not 1, the simulated server's own account of them is taken when it gives one: by our
+            clock, every delay of ours would count as many times over.
     """
     answer = _Answer()
     error: str | None = None
@@ -159,13 +174,17 @@ async def stream_chat(
         error = _what_is_missing(answer)
     first = answer.first if answer.first is not None else ended
     last = answer.last if answer.last is not None else first
+    times = _Times(begun * time_scale, first * time_scale, last * time_scale, ended * time_scale)
+    if time_scale != 1 and answer.times is not None:
+        times = answer.times
     return RequestResult(
         user=user,
         prompt_tokens=answer.prompt_tokens or 0,
         output_tokens=answer.output_tokens or 0,
-        ttft_s=(first - begun) * time_scale,
-        decode_s=(last - first) * time_scale,
-        total_s=(ended - begun) * time_scale,
+        sent_s=times.sent_s,
+        ttft_s=times.first_s - times.sent_s,
+        decode_s=times.last_s - times.first_s,
+        total_s=times.ended_s - times.sent_s,
         text="".join(answer.pieces),
         chunks=len(answer.pieces),
         error=error,
@@ -204,6 +223,17 @@ def _text(event: dict[str, object]) -> str:
         return ""
     parts = (delta.get("reasoning_content"), delta.get("content"))
     return "".join(part for part in parts if isinstance(part, str))
+
+
+def _simulated_times(value: object) -> _Times | None:
+    if not isinstance(value, dict):
+        return None
+    told = [value.get(key) for key in ("arrived_s", "first_token_s", "finished_s")]
+    times = [float(one) for one in told if isinstance(one, int | float) and math.isfinite(one)]
+    if len(times) != len(told) or times != sorted(times):
+        return None
+    arrived_s, first_s, finished_s = times
+    return _Times(arrived_s, first_s, finished_s, finished_s)
 
 
 def _count(value: object, before: int | None) -> int | None:

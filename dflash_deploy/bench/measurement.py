@@ -13,6 +13,7 @@ class RequestResult:
         user: index of the concurrent user that sent it.
         prompt_tokens: tokens of the prompt, from the server's ``usage``.
         output_tokens: tokens generated, from the server's ``usage`` and never from counting chunks.
+        sent_s: when it was sent, on a clock that the requests of one round share.
         ttft_s: from sending until the first chunk that carries text.
         decode_s: from the first chunk with text to the last.
         total_s: from sending until the stream's end.
@@ -24,6 +25,7 @@ class RequestResult:
     user: int
     prompt_tokens: int
     output_tokens: int
+    sent_s: float
     ttft_s: float
     decode_s: float
     total_s: float
@@ -41,10 +43,15 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class Round:
-    """All users at once, one request each. ``wall_s`` runs from the first send to the last end."""
+    """All users at once, one request each."""
 
     requests: tuple[RequestResult, ...]
-    wall_s: float
+
+    @property
+    def wall_s(self) -> float:
+        """From the first send to the last end."""
+        ends = [request.sent_s + request.total_s for request in self.requests]
+        return max(ends) - min(request.sent_s for request in self.requests)
 
     @property
     def total_tokens_per_s(self) -> float:

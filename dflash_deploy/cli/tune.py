@@ -10,7 +10,7 @@ import typer
 
 from dflash_deploy.errors import ExitCode
 
-_SIMULATED_SPEED = 40.0
+_SIMULATED_SPEED = 60.0
 
 
 def tune(

@@ -123,7 +123,7 @@ class Api:
         engine = self._engine
         asked = engine.now_s()
         started = time.strftime("%H:%M:%S")
-        if engine.scheduler.idle:
+        if engine.idle:
             engine.submit(Job(prompt_tokens=1, new_tokens=1, probe=True))
         for _ in range(_HEALTH_TIMEOUT_S):
             await engine.sleep(1.0)
@@ -250,7 +250,7 @@ class Api:
         self._reply(request, connection, 200, {"loads": [load]})
 
     def _flush(self, request: Request, connection: Connection) -> None:
-        if not self._engine.scheduler.idle:
+        if not self._engine.idle:
             self._reply(request, connection, 400, "Flush cache failed.\n", content_type="text/plain")
             return
         self._engine.scheduler.cache.clear()
@@ -345,7 +345,7 @@ class Api:
         settings, engine = self._settings, self._engine
         wanted = self._new_tokens(ask)
         queued = settings.max_queued_requests
-        if queued is not None and len(engine.scheduler.waiting) >= queued:
+        if queued is not None and engine.queued >= queued:
             error = _error("The request queue is full.", "ServiceUnavailableError", 503)
             self._reply(request, connection, 503, error)
             return

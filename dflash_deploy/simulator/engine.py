@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Literal
 
+from dflash_deploy.simulator import calibration as fitted
 from dflash_deploy.simulator import logs
 from dflash_deploy.simulator.boot import SchedulerDiedError, Up
 from dflash_deploy.simulator.metrics import Timings
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _DEATH_S = 5.0
 _SHORTEST_WAIT_S = 0.001
+_AT_ONCE_S = 0.02
+"""Of the clock: requests that find the engine idle and come this close together count as sent at once when
+time runs fast. A client needs some milliseconds to send a few, which would look like tenths of a second."""
 
 State = Literal["starting", "ready", "draining", "dead"]
 
@@ -48,8 +52,20 @@ class Engine:
         self.healthy = True
         self.last_output_s = -1.0
         self._zero = time.monotonic()
+        self._arriving: list[Job] = []
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or arrives."""
+        return self.scheduler.idle and not self._arriving
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a place, those that arrive among them."""
+        places = self.up.pools.running - len(self.scheduler.running)
+        return len(self.scheduler.waiting) + max(0, len(self._arriving) - places)
 
     def now_s(self) -> float:
         """Simulated seconds since the engine was made."""
@@ -71,8 +87,25 @@ class Engine:
             self.replies[job.id] = reply
         if self.faults.dead_scheduler or self.state == "dead":
             return
+        if self.time_scale <= 1 or not self.scheduler.idle:
+            self._schedule(job, self.now_s())
+            return
+        self._arriving.append(job)
+        if len(self._arriving) == 1:
+            self.spawn(self._gather(self.now_s()))
+
+    async def _gather(self, first_s: float) -> None:
+        """Hand over all that arrived at once. Steps that fell due meanwhile follow without delay."""
+        await asyncio.sleep(_AT_ONCE_S)
+        jobs, self._arriving = self._arriving, []
+        for place, job in enumerate(jobs):
+            arrives_s = first_s + place * fitted.TOKENIZE_S
+            self._hand_out(self.scheduler.advance(arrives_s))
+            self._schedule(job, arrives_s)
+
+    def _schedule(self, job: Job, arrives_s: float) -> None:
         try:
-            self.scheduler.submit(job, self.now_s())
+            self.scheduler.submit(job, arrives_s)
         except SchedulerDiedError as failure:
             self.spawn(self.die(failure))
             return
@@ -81,6 +114,8 @@ class Engine:
     def drop(self, job: Job) -> None:
         """Nobody waits for this one any more: its slot is free from the next step on."""
         self.replies.pop(job.id, None)
+        if job in self._arriving:
+            self._arriving.remove(job)
         self.scheduler.abort(job)
 
     async def drive(self) -> None:

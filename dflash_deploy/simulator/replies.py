@@ -119,6 +119,11 @@ class Reply:
             connection.event(b"[DONE]")
 
     def _usage_chunk(self) -> bytes:
+        """The last chunk; beside what SGLang sends, it tells when things happened by the simulator's clock.
+
+        A client that measures by its own clock reads its own delays too, multiplied by the time scale.
+        """
+        job = self.job
         kind = "chat.completion.chunk" if self.dialect == "chat" else "text_completion"
         return _dumps(
             {
@@ -128,6 +133,11 @@ class Reply:
                 "model": self.settings.served_model_name,
                 "choices": [],
                 "usage": self._usage(),
+                "simulated": {
+                    "arrived_s": job.arrived_s,
+                    "first_token_s": job.first_token_s,
+                    "finished_s": job.finished_s,
+                },
             }
         )
 

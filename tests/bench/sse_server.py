@@ -24,6 +24,7 @@ class Script:
     stall_after: int | None = None
     raw: bytes | None = None
     done: bool = True
+    simulated: object = None
     answer_of: Callable[[int], tuple[str, ...]] | None = None
 
 
@@ -112,7 +113,8 @@ async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> No
             await asyncio.sleep(script.wait_s)
         await _event(writer, {"choices": [{"index": 0, "delta": {"content": piece}}]})
     if script.usage is not None:
-        await _event(writer, {"choices": [], "usage": script.usage})
+        told = {} if script.simulated is None else {"simulated": script.simulated}
+        await _event(writer, {"choices": [], "usage": script.usage, **told})
     if script.done:
         await _chunk(writer, b"data: [DONE]\n\n")
     writer.write(b"0\r\n\r\n")

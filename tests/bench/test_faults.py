@@ -33,6 +33,7 @@ def answer(text, tokens=None, chunks=1):
         user=0,
         prompt_tokens=10,
         output_tokens=len(text) // 4 if tokens is None else tokens,
+        sent_s=0.0,
         ttft_s=0.1,
         decode_s=1.0,
         total_s=1.1,

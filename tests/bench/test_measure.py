@@ -46,6 +46,41 @@ def test_times_are_given_in_the_servers_own_time():
     assert result.latency_s.low >= 8
 
 
+TOLD = {"arrived_s": 100.0, "first_token_s": 100.5, "finished_s": 102.5}
+
+
+def test_a_simulated_server_tells_its_own_times():
+    with serving(Script(simulated=TOLD)) as (url, _):
+        result = run(url, time_scale=50)
+    assert result.ttft_s.median == 0.5
+    assert result.user_tokens_per_s.median == 8 / 2.0
+    assert result.latency_s.median == 2.5
+    assert result.total_tokens_per_s.median == 9 / 2.5
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "soon",
+        {"arrived_s": 1.0},
+        {"arrived_s": 3.0, "first_token_s": 2.0, "finished_s": 1.0},
+        {"arrived_s": 0.0, "first_token_s": 1.0, "finished_s": float("inf")},
+        {"arrived_s": [], "first_token_s": 1.0, "finished_s": 2.0},
+    ],
+)
+def test_times_that_make_no_sense_are_not_believed(told):
+    with serving(Script(first_wait_s=0.1, simulated=told)) as (url, _):
+        result = run(url, time_scale=50)
+    assert result.ttft_s.low >= 5
+
+
+def test_a_server_in_real_time_is_timed_by_our_clock():
+    with serving(Script(first_wait_s=0.1, simulated=TOLD)) as (url, _):
+        result = run(url)
+    assert result.ttft_s.low >= 0.1
+    assert result.latency_s.median != 2.5
+
+
 def test_all_users_are_served_at_once_and_warm_up_is_left_out():
     with serving(Script(first_wait_s=0.3, wait_s=0.01)) as (url, seen):
         result = run(url, users=4, rounds=3, warm_up=2)
