@@ -1,0 +1,1 @@
+"""Changes to an installed SGLang: which are needed, made so that they can be undone byte for byte."""

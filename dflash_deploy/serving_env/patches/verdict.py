@@ -1,0 +1,230 @@
+"""Whether an environment needs a patch, told from its files, with the evidence for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from dflash_deploy.engine.sglang.versions import order
+from dflash_deploy.serving_env.patches import ledger, pip_record, rewrite
+from dflash_deploy.serving_env.patches.bmm import Decision
+from dflash_deploy.serving_env.patches.description import Patch
+from dflash_deploy.serving_env.patches.source import Source, UnreadableSourceError
+from dflash_deploy.serving_env.patches.tree import Tree, read_bytes
+
+
+class VerdictKind(StrEnum):
+    """What is to be done about a patch."""
+
+    NEEDED = "needed"
+    UNMEASURED = "unmeasured"
+    """It can be applied; whether it helps here, only a measurement on this machine can say."""
+    NOT_NEEDED = "not-needed"
+    NOT_APPLICABLE = "not-applicable"
+    APPLIED = "applied"
+    APPLIED_BY_OTHERS = "applied-by-others"
+    DRIFTED = "drifted"
+    """The code is not as the patch knows it: nothing is changed."""
+    FILE_MISSING = "file-missing"
+    """The file to look in is not there, which says nothing about whether it is fixed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a patch means to an environment.
+
+    Attributes:
+        patch: its name.
+        kind: the verdict.
+        reason: why, in a sentence.
+        evidence: what it was told from.
+        differences: where it has drifted, what was looked for and what stands there.
+        stale: a record says that it was applied, and what it changed has been replaced since.
+        fix: the command or change that helps, where one is needed.
+    """
+
+    patch: str
+    kind: VerdictKind
+    reason: str
+    evidence: tuple[str, ...] = ()
+    differences: str | None = None
+    stale: bool = False
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A verdict, and what it was told from, for whoever goes on to change the file."""
+
+    verdict: Verdict
+    path: Path
+    content: bytes | None = None
+    reading: rewrite.Reading | None = None
+    entry: ledger.Entry | None = None
+
+
+def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Examination:
+    """Tell what the patch means to the environment; nothing is changed.
+
+    Args:
+        patch: the patch.
+        tree: the environment's SGLang.
+        decision: what a measurement says, for a patch that is decided by one.
+
+    Raises:
+        DeployError: the environment's own records cannot be read.
+    """
+    path = tree.root / patch.file
+    entry = next((one for one in ledger.entries(tree) if one.change.patch == patch.name), None)
+    evidence = [_installed(tree)]
+
+    def told(kind: VerdictKind, reason: str, **more: str | None) -> Verdict:
+        return Verdict(patch.name, kind, reason, tuple(evidence), stale=stale, **more)
+
+    stale = False
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        stale = entry is not None
+        verdict = told(VerdictKind.FILE_MISSING, *_missing(patch, tree, error, evidence))
+        return Examination(verdict, path, entry=entry)
+    if entry is not None:
+        now = ledger.sha256(content)
+        if now == entry.change.after:
+            chosen = ", ".join(f"{name}={value}" for name, value in entry.change.parameters.items())
+            evidence.append(f"{patch.file} has the SHA-256 that was recorded: {now[:16]}…")
+            reason = f"applied by this tool on {entry.change.applied_at}" + (
+                f" with {chosen}" if chosen else ""
+            )
+            return Examination(told(VerdictKind.APPLIED, reason), path, content, entry=entry)
+        stale = True
+        evidence.append(_lost(entry.change, tree, now))
+    as_installed = _as_installed(patch, tree, content)
+    evidence.append(
+        {
+            True: f"{patch.file} is as it was installed (pip's RECORD)",
+            False: f"{patch.file} was changed after it was installed (pip's RECORD)",
+            None: f"pip's RECORD does not say how {patch.file} was installed",
+        }[as_installed]
+    )
+    try:
+        reading = rewrite.read(patch, Source.of(content))
+    except UnreadableSourceError as error:
+        fix = "install SGLang again, then check again"
+        return Examination(
+            told(VerdictKind.DRIFTED, f"{patch.file}: {error}", fix=fix), path, content, entry=entry
+        )
+    verdict = _from_structure(
+        patch, tree, reading, as_installed=as_installed, evidence=evidence, decision=decision, stale=stale
+    )
+    return Examination(verdict, path, content, reading, entry)
+
+
+def _from_structure(
+    patch: Patch,
+    tree: Tree,
+    reading: rewrite.Reading,
+    *,
+    as_installed: bool | None,
+    evidence: list[str],
+    decision: Decision | None,
+    stale: bool,
+) -> Verdict:
+    def told(kind: VerdictKind, reason: str, **more: str | None) -> Verdict:
+        return Verdict(patch.name, kind, reason, tuple(evidence), stale=stale, **more)
+
+    put_back = "install SGLang again to have its own files back, then check again"
+    if reading.marked:
+        reason = f"{patch.file} carries this patch's own lines, but not as they were written"
+        return told(VerdictKind.DRIFTED, reason, fix=put_back)
+    if reading.subject is None:
+        evidence.append(f"{patch.file} defines none of: {', '.join(patch.subject.defines)}")
+        return told(VerdictKind.NOT_APPLICABLE, patch.subject.absent)
+    evidence.append(f"{patch.file} defines {reading.subject}")
+    if reading.fixed is not None:
+        evidence.append(f"{patch.file}: {reading.fixed.means}")
+        if as_installed is False:
+            reason = "someone else has changed this file, to the same end"
+            return told(VerdictKind.APPLIED_BY_OTHERS, reason)
+        since = (
+            f"upstream since {patch.upstream.since}" if patch.upstream.since else "SGLang's own code does it"
+        )
+        return told(VerdictKind.NOT_NEEDED, since)
+    if reading.refused is not None:
+        reason = f"someone else has changed this: {reading.refused.means}"
+        differences = rewrite.unmatched_in_words(patch, reading)
+        return told(VerdictKind.DRIFTED, reason, differences=differences, fix=put_back)
+    if reading.unmatched:
+        reason = "the code is not as this patch knows it, so that nothing is changed"
+        differences = rewrite.unmatched_in_words(patch, reading)
+        return told(VerdictKind.DRIFTED, reason, differences=differences)
+    evidence += [
+        f"{place.function.name}: {place.edit.what}" for place in reading.places if place.edit.required
+    ]
+    evidence += [note.text for note in patch.notes if _holds(note.first, note.last, tree.version)]
+    if patch.decided_by is None:
+        return told(VerdictKind.NEEDED, patch.symptom, fix=_apply_command(patch, tree))
+    if decision is None or not decision.measured:
+        reason = "the code is there to be changed; whether that helps here, only a measurement can say"
+        if decision is not None:
+            evidence += [decision.reason]
+        fix = f"dflash-deploy patch check {patch.name} --env {tree.site_packages} --measure"
+        return told(VerdictKind.UNMEASURED, reason, fix=fix)
+    evidence += decision.evidence
+    if decision.backend is None:
+        return told(VerdictKind.NOT_NEEDED, decision.reason, fix=decision.fix)
+    return told(VerdictKind.NEEDED, decision.reason, fix=_apply_command(patch, tree))
+
+
+def _apply_command(patch: Patch, tree: Tree) -> str:
+    return f"dflash-deploy patch apply {patch.name} --env {tree.site_packages}"
+
+
+def _installed(tree: Tree) -> str:
+    commit = f", commit {tree.commit}" if tree.commit else ""
+    where = f", a checkout in {tree.root}" if tree.editable else ""
+    return f"SGLang {tree.version}{commit}{where}"
+
+
+def _holds(first: str, last: str, version: str) -> bool:
+    return order(first) <= order(version) <= order(last)
+
+
+def _as_installed(patch: Patch, tree: Tree, content: bytes) -> bool | None:
+    record = tree.record
+    if record is None:
+        return None
+    try:
+        line = pip_record.entry(read_bytes(record), patch.file)
+    except OSError:
+        return None
+    if line is None or b"sha256=" not in line.line:
+        return None
+    return line.describes(content)
+
+
+def _missing(patch: Patch, tree: Tree, error: OSError, evidence: list[str]) -> tuple[str]:
+    if not isinstance(error, FileNotFoundError):
+        return (f"{patch.file} cannot be read: {error.strerror or error}",)
+    record = tree.record
+    listed = record is not None and pip_record.entry(read_bytes(record), patch.file) is not None
+    missing = tree.missing_files() if record is not None else []
+    if listed:
+        evidence.append(f"pip's RECORD lists it, with {len(missing)} of SGLang's files that are not there")
+        return (f"{patch.file} is not there: the installation is incomplete; install SGLang again",)
+    evidence.append(
+        "pip's RECORD does not list it" if record is not None else "there is no RECORD to look in"
+    )
+    reason = (
+        f"{patch.file} is not there: this build keeps it elsewhere or is incomplete, so nothing can be told"
+    )
+    return (reason,)
+
+
+def _lost(change: ledger.Change, tree: Tree, now: str) -> str:
+    if change.version != tree.version:
+        return f"it was applied to SGLang {change.version}; {tree.version} has been installed since"
+    if now == change.before:
+        return f"it was applied on {change.applied_at}, and the original has been put back since"
+    return f"it was applied on {change.applied_at}, and the file has been changed since"
