@@ -13,7 +13,7 @@ from pathlib import Path
 from dflash_deploy.checkpoint.cards import ModelCard, find_model_card, list_model_cards
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.launch import Flags
-from dflash_deploy.engine.sglang.advice import Advice, Case, Model, advise
+from dflash_deploy.engine.sglang.advice import Advice, Case, Model, Weight, advise
 from dflash_deploy.engine.sglang.bootlog import read_boot_log
 from dflash_deploy.engine.sglang.flags import FlagProblem, FlagTable
 from dflash_deploy.engine.sglang.pasted.command import PastedCommand, read_text, read_words
@@ -22,8 +22,12 @@ from dflash_deploy.engine.sglang.pasted.text import decoded
 from dflash_deploy.engine.sglang.versions import order
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.cards import Card, card_ids, list_cards, load_card, match_card
+from dflash_deploy.plan import advice as plan_advice
+from dflash_deploy.plan.budget import Advice as PlannedChange
 from dflash_deploy.plan.budget import Budget
-from dflash_deploy.plan.vram import plan_budget
+from dflash_deploy.plan.calibration import Calibrated, calibrate
+from dflash_deploy.plan.terms import terms_for
+from dflash_deploy.plan.vram import Question, plan
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_LOG_BYTES = 16 << 20
@@ -93,6 +97,7 @@ class Answer:
 
     Attributes:
         observed: what a log says of the same start, None without a log.
+        calibrated: how far the plan is from that log, and would be once corrected by it.
     """
 
     configuration: Configuration
@@ -104,6 +109,7 @@ class Answer:
     advice: tuple[Advice, ...]
     notes: tuple[str, ...]
     observed: BootRecord | None = None
+    calibrated: Calibrated | None = None
 
 
 def answer(asked: Asked) -> Answer:
@@ -122,7 +128,7 @@ def answer(asked: Asked) -> Answer:
     if free_mib is None and observed is not None and observed.free_before_load_gib:
         free_mib = observed.free_before_load_gib * 1024
         notes = (*notes, f"{free_mib:,.0f} MiB were free before the load, says the log: planned with that")
-    budget = plan_budget(
+    question = Question(
         card_memory_mib=card.memory_mib,
         target=target,
         draft=draft,
@@ -132,8 +138,14 @@ def answer(asked: Asked) -> Answer:
         other_mib=card.used_mib if free_mib is None else 0.0,
         free_mib=free_mib,
         env=configuration.env,
+        terms=terms_for(card.memory_mib, card.card.compute_capability if card.card else None),
     )
-    advice = advise(_case(configuration, card, target, draft, users), configuration.problems)
+    budget = plan(question)
+    advice = _merged(
+        advise(_case(configuration, card, target, draft, users), configuration.problems),
+        plan_advice.advise(question),
+        fits=budget.fits,
+    )
     return Answer(
         configuration=configuration,
         card=card,
@@ -144,6 +156,7 @@ def answer(asked: Asked) -> Answer:
         advice=advice,
         notes=(*configuration.notes, *notes),
         observed=observed,
+        calibrated=calibrate(question, observed) if observed is not None else None,
     )
 
 
@@ -389,6 +402,22 @@ def _case(
         compute_capability=card.card.compute_capability if card.card else None,
         unified=card.card.unified_memory if card.card else False,
     )
+
+
+def _merged(
+    known: tuple[Advice, ...], planned: tuple[PlannedChange, ...], *, fits: bool
+) -> tuple[Advice, ...]:
+    """What is known of flags, and changes that were planned; one that is both is told once."""
+    found = list(known)
+    weight = Weight.MEMORY if fits else Weight.FITS
+    for one in planned:
+        same = next((at for at, other in enumerate(found) if dict(other.flags) == dict(one.flags)), None)
+        if same is not None:
+            both = f"{found[same].text}; {one.text}"
+            found[same] = replace(found[same], text=both, weight=min(found[same].weight, weight))
+            continue
+        found.append(Advice(one.id, one.text, one.flags, one.cost, "this plan's own arithmetic", weight))
+    return tuple(sorted(found, key=lambda advice: advice.weight))
 
 
 def _with_refusals(budget: Budget, advice: tuple[Advice, ...], configuration: Configuration) -> Budget:

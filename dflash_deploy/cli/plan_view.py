@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from dflash_deploy.cli.plan_request import Answer
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from dflash_deploy.engine.launch import FlagValue
     from dflash_deploy.engine.sglang.advice import Advice
     from dflash_deploy.plan.budget import Budget
+    from dflash_deploy.plan.calibration import Calibrated
 
 SCHEMA_VERSION = 1
 _WIDTH = 80
 _BAR = 28
+_TOLD = 10
+"""Advice that is told without --explain."""
 _VERSION_WORDS = {
     "given": "",
     "text": " (says the text)",
@@ -69,6 +72,13 @@ def as_json(answer: Answer) -> dict[str, object]:
         "flags": _plain(configuration.flags),
         "notes": list(answer.notes),
         "observed": None if answer.observed is None else _compared(answer.budget, answer.observed),
+        "calibration": None
+        if answer.calibrated is None
+        else {
+            "ready_free_error_before_mib": answer.calibrated.before_mib,
+            "ready_free_error_after_mib": answer.calibrated.after_mib,
+            "learnt": list(answer.calibrated.learnt),
+        },
     }
 
 
@@ -82,6 +92,8 @@ def lines(answer: Answer, *, explain: bool = False) -> Iterator[str]:
     yield from _verdict(answer.budget)
     if answer.observed is not None:
         yield from _observed(answer.budget, answer.observed)
+    if answer.calibrated is not None and answer.calibrated.before_mib is not None:
+        yield from _calibration(answer.calibrated)
     if answer.notes or answer.budget.warnings or answer.budget.unknown:
         yield ""
         yield "Notes"
@@ -90,16 +102,22 @@ def lines(answer: Answer, *, explain: bool = False) -> Iterator[str]:
     if answer.advice:
         yield ""
         yield "Advice, what matters most first"
-        for number, one in enumerate(answer.advice, start=1):
+        told = answer.advice if explain else answer.advice[:_TOLD]
+        for number, one in enumerate(told, start=1):
             yield from _advice(number, one, explain=explain)
     if not explain:
+        more = len(answer.advice) - _TOLD
         yield ""
-        yield "--explain says how each figure comes about and what each advice costs."
+        yield "--explain says how each figure comes about and what each advice costs" + (
+            f" ({more} more)." if more > 0 else "."
+        )
 
 
 def _heading(answer: Answer) -> Iterator[str]:
     configuration = answer.configuration
-    yield from wrap(f"Plan for {configuration.source}; every figure is predicted, nothing was run", _WIDTH)
+    yield from _wrapped(
+        f"Plan for {configuration.source}; every figure is predicted, nothing was run", _WIDTH
+    )
     yield from _row("card", f"{answer.card.name}, {answer.card.memory_mib:,} MiB ({answer.card.how})")
     yield from _row("SGLang", configuration.version + _VERSION_WORDS[configuration.version_from])
     yield from _row("model", answer.target.path or answer.target.id)
@@ -113,22 +131,22 @@ def _pools(budget: Budget, *, explain: bool) -> Iterator[str]:
         share = max(0, min(_BAR, round(pool.mib / budget.total_mib * _BAR)))
         yield f"  {pool.name[:20]:<20}{pool.mib:>11,.1f}  {pool.kind:<10}  {'#' * share}".rstrip()
         if explain:
-            yield from wrap(
+            yield from _wrapped(
                 _FORMULAS.get(pool.name, "fitted to logs"),
                 _WIDTH,
-                initial_indent="      = ",
-                subsequent_indent="        ",
+                first="      = ",
+                others="        ",
             )
     used = max(0, min(_BAR, round(budget.predicted_peak_mib / budget.total_mib * _BAR)))
     bar = "#" * used + "." * (_BAR - used)
     yield f"  {'predicted peak':<20}{budget.predicted_peak_mib:>11,.1f}  {'':<10}  {bar}"
     if explain:
         for pool in budget.reserves:
-            yield from wrap(
+            yield from _wrapped(
                 f"kept free of pools for {pool.name}: {pool.mib:,.0f} MiB; graphs and workspaces live in it",
                 _WIDTH,
-                initial_indent="      ",
-                subsequent_indent="        ",
+                first="      ",
+                others="        ",
             )
 
 
@@ -174,6 +192,15 @@ def _observed(budget: Budget, record: BootRecord) -> Iterator[str]:
         yield from _row("the log", f"failed at stage {record.failure.stage}: {record.failure.message}")
     elif not record.ready:
         yield from _row("the log", f"ends at stage {record.stage}")
+
+
+def _calibration(calibrated: Calibrated) -> Iterator[str]:
+    after = calibrated.after_mib
+    text = f"free memory when ready is predicted {calibrated.before_mib:+,.0f} MiB off this log"
+    if after is not None and calibrated.learnt:
+        learnt = ", ".join(name.replace("_", " ") for name in calibrated.learnt)
+        text += f"; {after:+,.0f} MiB with what the log teaches ({learnt})"
+    yield from _row("calibration", text)
 
 
 def _compared(budget: Budget, record: BootRecord) -> dict[str, dict[str, float]]:
@@ -239,15 +266,20 @@ def _plain(flags: Mapping[str, FlagValue | None]) -> dict[str, object]:
 
 
 def _row(label: str, text: str) -> Iterator[str]:
-    parts = wrap(_printable(text), _WIDTH - 16) or [""]
+    parts = _wrapped(_printable(text), _WIDTH - 16) or [""]
     yield f"  {label:<14}{parts[0]}".rstrip()
     yield from (f"{'':<16}{part}" for part in parts[1:])
 
 
 def _item(mark: str, text: str) -> Iterator[str]:
-    parts = wrap(_printable(text), _WIDTH - 6) or [""]
+    parts = _wrapped(_printable(text), _WIDTH - 6) or [""]
     yield f"  {mark:<4}{parts[0]}".rstrip()
     yield from (f"{'':<6}{part}" for part in parts[1:])
+
+
+def _wrapped(text: str, width: int, *, first: str = "", others: str = "") -> list[str]:
+    """Lines of a text; flags are not broken at their dashes."""
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def _printable(text: str) -> str:

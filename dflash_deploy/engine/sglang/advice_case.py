@@ -20,15 +20,17 @@ class Weight(IntEnum):
 
     REFUSED = 0
     """The server does not start so."""
-    WRONG = 1
+    FITS = 1
+    """With this change it fits."""
+    WRONG = 2
     """It serves wrong answers, dies while serving, or lets strangers in."""
-    SLOW = 2
+    SLOW = 3
     """It costs much speed or most of the capacity."""
-    MEMORY = 3
+    MEMORY = 4
     """It costs memory that a pool needs."""
-    NOTHING = 4
+    NOTHING = 5
     """The flag does nothing here."""
-    NOTE = 5
+    NOTE = 6
     """Worth knowing."""
 
 

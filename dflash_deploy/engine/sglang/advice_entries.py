@@ -62,7 +62,7 @@ def _capture_words(case: Case) -> str:
     largest, requests = case.default_batch or 0, case.requests
     if requests is not None and requests < largest:
         return (
-            f"no --cuda-graph-max-bs-decode: memory is reserved for this card's default list, up to {largest}, "
+            f"no --cuda-graph-max-bs-decode: memory is reserved for the default list, up to {largest} here, "
             f"before it is cut to {requests} running request{'s' if requests > 1 else ''}"
         )
     users = f"{case.users} user{'s' if case.users > 1 else ''}"
@@ -528,8 +528,8 @@ ENTRIES: tuple[Entry, ...] = (
         Weight.NOTE,
         lambda c: _default_list(c) and _list_follows(c),
         lambda c: (
-            f"no --cuda-graph-max-bs-decode: SGLang {c.version} follows --max-running-requests; releases before "
-            f"0.5.22 reserve memory for batches up to {c.default_batch}"
+            f"no --cuda-graph-max-bs-decode: SGLang {c.version} follows --max-running-requests; releases "
+            f"before 0.5.22 reserve memory for batches up to {c.default_batch}"
         ),
         "larger batches then run without a graph",
         "argument resolution of the releases",
