@@ -63,10 +63,13 @@ def whole(flags: Flags, name: str, *, least: int | None = None) -> int | None:
 
 def read_whole(name: str, value: object, *, least: int | None = None) -> int:
     """A whole number within what can be meant."""
-    try:
-        number = human_readable_int(str(value))
-    except ArgumentTypeError as error:
-        raise wrong(f"{name}: {error}") from error
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    else:
+        try:
+            number = human_readable_int(str(value))
+        except ArgumentTypeError as error:
+            raise wrong(f"{name}: {error}") from error
     if abs(number) > MOST_TOKENS:
         raise wrong(f"{name}: {str(value)[:40]} is beyond anything that fits a card")
     if least is not None and number < least:

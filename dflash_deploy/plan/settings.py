@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -42,6 +43,8 @@ _MOST_BATCH = 1 << 14
 _MOST_CHUNK = 1 << 20
 _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 _TRUE = frozenset({"1", "true", "yes", "y"})
+_facts = lru_cache(maxsize=64)(facts)
+"""A search asks for the same release thousands of times."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def read_settings(
         DeployError: a value that cannot be read, or a way of serving that is not planned for.
     """
     gpus = _gpus(flags)
-    release = facts(version)
+    release = _facts(version)
     family = family_of(target.architecture) or UNKNOWN
     card_defaults = release.defaults_for(card_memory_mib)
     method, draft_tokens, refusal = _speculation(flags, draft)
@@ -169,10 +172,7 @@ def read_settings(
     may_capture_prefill = (
         not vision
         or text_only
-        or (
-            family.prefill_graphs_from is not None
-            and order(release.release) >= order(family.prefill_graphs_from)
-        )
+        or (family.prefill_graphs_from is not None and _since(release.release, family.prefill_graphs_from))
     )
     prefill_sizes = _prefill_sizes(flags, activation_tokens, max_tokens) if may_capture_prefill else ()
     post_capture = (
@@ -245,6 +245,11 @@ def read_settings(
         branching=method == "tree" or (values.whole(flags, "speculative-eagle-topk") or 1) > 1,
         refusal=refusal or strategy.refusal or _window_refusal(flags, method, draft_tokens),
     )
+
+
+@lru_cache(maxsize=64)
+def _since(release: str, first: str) -> bool:
+    return order(release) >= order(first)
 
 
 def _gpus(flags: Flags) -> int:
