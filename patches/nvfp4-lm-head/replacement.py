@@ -12,7 +12,7 @@ def _dflash_deploy_quantised(head):
 
 
 def _dflash_deploy_candidate_logits(hidden, head, rows, dense):
-    """Logits over the head's first ``rows`` tokens; the rest, which pads the vocabulary, can never be taken."""
+    """Logits over the head's first ``rows`` tokens; the rest, which pads the vocabulary, is never taken."""
     if not _dflash_deploy_quantised(head):
         return dense()
     rows = int(rows)

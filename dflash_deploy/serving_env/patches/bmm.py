@@ -72,18 +72,23 @@ class Decision:
     """What to do.
 
     Attributes:
-        measured: a probe has run on this machine.
+        decided: a probe has run on this machine, or a person has chosen.
         backend: to be used instead of the default, or None to leave it.
         reason: why, in a sentence.
         evidence: what was measured, a line for each back end.
         fix: what else would help, or None.
     """
 
-    measured: bool
+    decided: bool
     backend: str | None
     reason: str
     evidence: tuple[str, ...] = ()
     fix: str | None = None
+
+
+def by_hand(backend: str) -> Decision:
+    """A person's own choice, without a measurement."""
+    return Decision(True, backend, f"{backend} was chosen by hand, not by a measurement")
 
 
 def read_report(content: bytes | str, source: str) -> ProbeReport:
@@ -125,13 +130,13 @@ def decide(report: ProbeReport, *, choices: Sequence[str] = ("cudnn", "cutlass",
     that stalls being better than none. cuDNN before 9.23.1 is never taken.
     """
     if not report.measured:
-        return Decision(measured=False, backend=None, reason=report.problem or "nothing was measured")
+        return Decision(decided=False, backend=None, reason=report.problem or "nothing was measured")
     reports = {one.backend: one for one in report.backends}
     evidence = tuple(describe(one) for one in report.backends)
     default = reports.get(DEFAULT)
     if default is None:
         return Decision(
-            measured=False,
+            decided=False,
             backend=None,
             reason=f"the probe did not try {DEFAULT}, SGLang's default",
             evidence=evidence,

@@ -2,8 +2,8 @@
 
 ``.dflash-deploy-patches/`` there holds ``<patch>.<state>.json`` for each patch, the originals under ``kept/``
 by their SHA-256, and ``<patch>.evidence.json``, the measurement that a patch was chosen by. The state in a
-file's name is the journal: ``applying`` stands before the first file changes, a rename to ``applied`` ends it,
-and ``reverting`` stands until everything is back. Standard library only.
+file's name is the journal: ``applying`` stands before the first file changes, a rename to ``applied`` ends
+it, and ``reverting`` stands until everything is back. Standard library only.
 """
 
 from __future__ import annotations

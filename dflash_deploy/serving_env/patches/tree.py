@@ -164,7 +164,7 @@ def _no_sglang(given: Path, folders: list[Path]) -> DeployError:
     for folder in folders:
         if (folder / "sglang").is_dir():
             return DeployError(
-                f"{folder / 'sglang'} is there, but pip's metadata of it is not: the installation is incomplete",
+                f"{folder / 'sglang'} is there without pip's metadata of it: the installation is incomplete",
                 fix="install SGLang again, then check again",
                 exit_code=ExitCode.MISSING,
             )

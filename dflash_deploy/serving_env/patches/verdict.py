@@ -165,7 +165,7 @@ def _from_structure(
     evidence += [note.text for note in patch.notes if _holds(note.first, note.last, tree.version)]
     if patch.decided_by is None:
         return told(VerdictKind.NEEDED, patch.symptom, fix=_apply_command(patch, tree))
-    if decision is None or not decision.measured:
+    if decision is None or not decision.decided:
         reason = "the code is there to be changed; whether that helps here, only a measurement can say"
         if decision is not None:
             evidence += [decision.reason]

@@ -1,0 +1,110 @@
+"""What ``patch`` shows: the same facts as JSON and as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from textwrap import wrap
+
+from dflash_deploy.serving_env.patches.description import Patch
+from dflash_deploy.serving_env.patches.live import LiveCheck
+from dflash_deploy.serving_env.patches.tree import Tree
+from dflash_deploy.serving_env.patches.verdict import Verdict, VerdictKind
+
+SCHEMA_VERSION = 1
+_WORDS = {
+    VerdictKind.NEEDED: "needed",
+    VerdictKind.UNMEASURED: "to be measured",
+    VerdictKind.NOT_NEEDED: "not needed",
+    VerdictKind.NOT_APPLICABLE: "not applicable",
+    VerdictKind.APPLIED: "applied",
+    VerdictKind.APPLIED_BY_OTHERS: "applied by someone else",
+    VerdictKind.DRIFTED: "drifted",
+    VerdictKind.FILE_MISSING: "file missing",
+}
+
+
+def tree_json(tree: Tree) -> dict[str, object]:
+    """The environment."""
+    return {
+        "site_packages": str(tree.site_packages),
+        "sglang": str(tree.root / "sglang"),
+        "version": tree.version,
+        "commit": tree.commit,
+        "python": str(tree.python) if tree.python else None,
+    }
+
+
+def verdict_json(verdict: Verdict, live: LiveCheck | None = None) -> dict[str, object]:
+    """One patch's verdict."""
+    found = {**asdict(verdict), "verdict": str(verdict.kind), "name": verdict.patch}
+    del found["kind"], found["patch"]
+    return {**found, "check": asdict(live) if live else None}
+
+
+def patch_json(patch: Patch) -> dict[str, object]:
+    """One patch's description, without its anchors."""
+    wanted = {
+        "name",
+        "summary",
+        "symptom",
+        "upstream",
+        "versions",
+        "limits",
+        "drop_when",
+        "file",
+        "parameters",
+    }
+    return {**patch.model_dump(mode="json", include=wanted), "decided_by": patch.decided_by}
+
+
+def verdict_lines(verdict: Verdict, live: LiveCheck | None = None) -> Iterator[str]:
+    """One patch's verdict for people."""
+    yield f"{verdict.patch}: {_WORDS[verdict.kind]}"
+    yield from _indented(verdict.reason)
+    for evidence in verdict.evidence:
+        yield from _indented(evidence, mark="- ")
+    if verdict.stale:
+        yield from _indented(
+            "the record of an earlier application is out of date; apply or revert drops it", mark="! "
+        )
+    if live is not None:
+        words = {"passed": "works", "failed": "DOES NOT WORK", "not-run": "not tried"}
+        yield from _indented(
+            f"tried by the serving interpreter: {words[live.outcome]}: {live.message}", mark="- "
+        )
+    if verdict.differences:
+        yield from (f"    {line}" for line in verdict.differences.splitlines())
+    if verdict.fix:
+        yield f"  fix: {verdict.fix}"
+
+
+def patch_lines(patch: Patch) -> Iterator[str]:
+    """One patch's description for people."""
+    yield f"{patch.name}: {patch.summary}"
+    yield from _indented(f"symptom: {patch.symptom}")
+    yield from _indented(f"for: {patch.versions}")
+    yield from _indented(f"upstream: {patch.upstream.note}")
+    for reference in patch.upstream.references:
+        yield f"    {reference}"
+    for limit in patch.limits:
+        yield from _indented(f"limit: {limit}")
+    for name, parameter in patch.parameters.items():
+        yield from _indented(f"--set {name}=: {parameter.summary}; one of {', '.join(parameter.choices)}")
+    yield from _indented(f"no longer wanted when: {patch.drop_when}")
+
+
+def environment_line(tree: Tree) -> str:
+    """Which SGLang is looked at."""
+    return f"SGLang {tree.version} in {tree.root}"
+
+
+def all_settled(verdicts: Sequence[Verdict]) -> bool:
+    """Nothing is left to be done or looked at by a person."""
+    open_kinds = {VerdictKind.NEEDED, VerdictKind.DRIFTED, VerdictKind.FILE_MISSING}
+    return not any(verdict.kind in open_kinds or verdict.stale for verdict in verdicts)
+
+
+def _indented(text: str, *, mark: str = "") -> list[str]:
+    indent = " " * (2 + len(mark))
+    return wrap(text, 100, initial_indent=f"  {mark}", subsequent_indent=indent, break_long_words=False)
