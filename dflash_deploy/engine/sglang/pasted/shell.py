@@ -7,6 +7,7 @@ and is named as unknown.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from dflash_deploy.engine.sglang.pasted.words import (
@@ -66,8 +67,7 @@ class Shell:
         self._pending_documents: list[str] = []
         self._growth = Growth("the command with its variables")
         self._made_words = 0
-        # A bracket or quote that is never closed is looked for once.
-        self._never_closed: set[str] = set()
+        self._unclosed = _Unclosed()
 
     def statements(self) -> Iterator[Statement]:
         """The commands, in the order they stand. A flag that begins a line belongs to the command above."""
@@ -296,9 +296,9 @@ class Shell:
     def _between(self, opening: str, closing: str) -> str:
         """What stands up to ``closing``; an opening that is never closed is a letter like any other."""
         start = self._at + len(opening)
-        end = -1 if opening in self._never_closed else self._text.find(closing, start)
+        end = -1 if self._unclosed.hopeless(opening) else self._text.find(closing, start)
         if end < 0:
-            self._never_closed.add(opening)
+            self._unclosed.add(opening)
             self._notes.add(f"line {self._line_here()}: a {opening} is never closed")
             self._at = start
             return opening
@@ -306,9 +306,10 @@ class Shell:
         return self._text[start:end]
 
     def _double_quoted(self, piece: _Piece, done: list[Word]) -> None:
-        end = _closing_quote(self._text, self._at + 1) if '"' not in self._never_closed else -1
+        hopeless = self._unclosed.hopeless('"')
+        end = -1 if hopeless else _closing_quote(self._text, self._at + 1, self._unclosed)
         if end < 0:
-            self._never_closed.add('"')
+            self._unclosed.add('"')
             self._notes.add(f'line {self._line_here()}: a " is never closed')
             piece.add('"')
             self._at += 1
@@ -325,7 +326,7 @@ class Shell:
         piece.add(text, unknown)
 
     def _expansion(self, piece: _Piece, done: list[Word], *, split: bool) -> None:
-        raw, self._at = _expression(self._text, self._at, self._never_closed)
+        raw, self._at = _expression(self._text, self._at, self._unclosed)
         if raw in ("$", "`", "$(", "${"):
             piece.add(raw)
             return
@@ -364,14 +365,14 @@ class Shell:
         pieces: list[str] = []
         unknown: list[str] = []
         at = 0
-        never_closed: set[str] = set()
+        unclosed = _Unclosed()
         while at < len(text):
             letter = text[at]
             if letter == "\\" and at + 1 < len(text) and (not quoted or text[at + 1] in '$`"\\\n'):
                 pieces.append("" if text[at + 1] == "\n" else text[at + 1])
                 at += 2
             elif letter in "$`":
-                raw, at = _expression(text, at, never_closed, quoted=True)
+                raw, at = _expression(text, at, unclosed, quoted=True)
                 value, missing = self._value(raw, line=line, depth=depth)
                 pieces.append(value)
                 unknown += missing
@@ -434,6 +435,26 @@ class Shell:
             raise too_large("the command with its variables")
 
 
+class _Unclosed:
+    """Brackets and quotes that are never closed: after some of a kind, no more are looked for.
+
+    Each search runs to the end of the text, so that without a bound many of them would take for ever.
+    """
+
+    _SEARCHES = 32
+
+    def __init__(self) -> None:
+        self._found: Counter[str] = Counter()
+
+    def add(self, opening: str) -> None:
+        """One more has no end."""
+        self._found[opening] += 1
+
+    def hopeless(self, opening: str) -> bool:
+        """No end is to be looked for."""
+        return self._found[opening] >= self._SEARCHES
+
+
 class _Piece:
     """A word while it is put together."""
 
@@ -477,9 +498,8 @@ def _joined(*words: Word, between: str = "") -> Word:
     )
 
 
-def _closing_quote(text: str, at: int) -> int:
+def _closing_quote(text: str, at: int, unclosed: _Unclosed) -> int:
     """Place of the ``"`` that ends what begins at ``at``; -1 where there is none."""
-    never_closed: set[str] = set()
     while at < len(text):
         match = re.compile(r'[^"\\$`]+').match(text, at)
         if match:
@@ -489,24 +509,24 @@ def _closing_quote(text: str, at: int) -> int:
         elif text[at] == "\\":
             at += 2
         else:
-            _, at = _expression(text, at, never_closed, quoted=True)
+            _, at = _expression(text, at, unclosed, quoted=True)
     return -1
 
 
-def _expression(text: str, at: int, never_closed: set[str], *, quoted: bool = False) -> tuple[str, int]:
+def _expression(text: str, at: int, unclosed: _Unclosed, *, quoted: bool = False) -> tuple[str, int]:
     """The ``$…`` or `` `…` `` that begins at ``at`` as written, and where the text goes on."""
     if text[at] == "`":
-        end = -1 if "`" in never_closed else text.find("`", at + 1)
+        end = -1 if unclosed.hopeless("`") else text.find("`", at + 1)
         if end < 0:
-            never_closed.add("`")
+            unclosed.add("`")
             return "`", at + 1
         return text[at : end + 1], end + 1
     following = text[at + 1 : at + 2]
     if following in ("(", "{"):
         opening = "$" + following
-        end = -1 if opening in never_closed else _closing_bracket(text, at + 1)
+        end = -1 if unclosed.hopeless(opening) else _closing_bracket(text, at + 1)
         if end < 0:
-            never_closed.add(opening)
+            unclosed.add(opening)
             return opening, at + 2
         return text[at : end + 1], end + 1
     if not quoted and following == "'":
@@ -531,8 +551,9 @@ def _closing_bracket(text: str, at: int) -> int:
         letter = text[at]
         if letter == "\\":
             at += 1
-        elif letter == "'":
-            end = text.find("'", at + 1)
+        elif letter in "'\"" and opening == "(":
+            # In ${…} quotes count for nothing where the whole stands in quotes, as it mostly does.
+            end = text.find(letter, at + 1)
             at = end if end > 0 else at
         elif letter == opening:
             depth += 1
