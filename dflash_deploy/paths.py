@@ -19,6 +19,11 @@ def state_dir() -> Path:
     return platformdirs.user_state_path(_APP)
 
 
+def data_dir() -> Path:
+    """Serving environments and their backups: ``~/.local/share/dflash-deploy``."""
+    return platformdirs.user_data_path(_APP)
+
+
 def cache_dir() -> Path:
     """What can be made again: ``~/.cache/dflash-deploy``."""
     return platformdirs.user_cache_path(_APP)

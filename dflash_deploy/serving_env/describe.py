@@ -1,0 +1,151 @@
+"""What an interpreter's environment has, asked within it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dflash_deploy.errors import DeployError, ExitCode
+
+_SCRIPT = Path(__file__).parents[1] / "inside" / "describe_env.py"
+_MARK = b"DFLASH-DEPLOY-ENVIRONMENT "
+_OUTPUT_LIMIT_BYTES = 8 << 20
+_IMPORT_S = 90.0
+_METADATA_S = 120.0
+
+_Word = Annotated[str, Field(max_length=2000)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Python(_Part):
+    """The interpreter; ``headers`` are those that just-in-time compiled code needs (``Python.h``)."""
+
+    version: _Word
+    implementation: _Word
+    executable: _Word
+    prefix: _Word
+    headers: bool
+
+
+class Engine(_Part):
+    """The SGLang that is installed; ``commit`` where its metadata tells."""
+
+    version: _Word
+    commit: _Word | None = None
+    source: _Word | None = None
+    editable: bool = False
+    location: _Word | None = None
+
+
+class Program(_Part):
+    """A compiler or build program."""
+
+    path: _Word
+    version: _Word | None = None
+
+
+class Module(_Part):
+    """What came of importing a module.
+
+    Attributes:
+        error: why it could not be imported, None where it could.
+        import_s: seconds that it took, the interpreter's start included.
+        cuda: of torch's build, such as ``13.0``; None for a build without.
+        arch_list: GPU architectures in torch's build, such as ``sm_120``.
+        cudnn: its version as a number, such as 92301 for 9.23.1.
+        capabilities: of the cards that torch sees.
+    """
+
+    installed: bool
+    error: _Word | None = None
+    version: _Word | None = None
+    import_s: float | None = None
+    cuda: _Word | None = None
+    hip: _Word | None = None
+    arch_list: list[_Word] | None = Field(default=None, max_length=200)
+    cudnn: int | None = None
+    cuda_available: bool | None = None
+    capabilities: list[_Word] | None = Field(default=None, max_length=200)
+
+
+class Description(_Part):
+    """An environment as its own interpreter tells.
+
+    Attributes:
+        packages: version by normalised name of all that is installed.
+        wanted: exact versions that its SGLang asks for, by normalised name.
+        tools: ``nvcc``, ``ninja``, ``g++``, ``gcc``; None where it is not found.
+        modules: what came of importing; None where that was not asked for.
+    """
+
+    python: Python
+    glibc: _Word | None = None
+    packages: dict[_Word, _Word] = Field(max_length=20_000)
+    wanted: dict[_Word, _Word] = Field(default={}, max_length=20_000)
+    sglang: Engine | None = None
+    tools: dict[_Word, Program | None] = Field(max_length=50)
+    modules: dict[_Word, Module] | None = Field(default=None, max_length=50)
+
+
+def describe(python: Path, *, imports: bool = True, import_s: float = _IMPORT_S) -> Description:
+    """Ask an interpreter.
+
+    Args:
+        python: to be asked.
+        imports: also import torch and what else runs on the card (some seconds each).
+        import_s: longest wait for one of these.
+
+    Raises:
+        DeployError: it is not there, cannot be started, or does not answer.
+    """
+    arguments = ["--imports", str(import_s)] if imports else []
+    output = _ask(python, arguments, _METADATA_S + (5 * import_s if imports else 0))
+    for line in reversed(output.splitlines()):
+        if line.startswith(_MARK):
+            try:
+                return Description.model_validate_json(line[len(_MARK) :])
+            except ValidationError:
+                break
+    raise DeployError(f"{python} does not say what it has", fix=f"{python} {_SCRIPT}")
+
+
+def _ask(python: Path, arguments: list[str], timeout_s: float) -> bytes:
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                [str(python), str(_SCRIPT), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            )
+        except OSError as error:
+            raise DeployError(
+                f"{python} cannot be started: {error.strerror}",
+                fix="dflash-deploy env list",
+                exit_code=ExitCode.MISSING,
+            ) from error
+        try:
+            process.wait(timeout_s)
+        except BaseException as error:
+            # Not yet reaped, so the group is still the one that this interpreter leads.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise DeployError(
+                f"{python} did not say within {timeout_s:.0f} s what it has", fix=f"{python} {_SCRIPT}"
+            ) from None
+        size = os.fstat(output.fileno()).st_size
+        output.seek(max(0, size - _OUTPUT_LIMIT_BYTES))
+        return output.read(_OUTPUT_LIMIT_BYTES)

@@ -1,0 +1,234 @@
+"""The environments that are there, and where everything of theirs lies.
+
+``envs/NAME`` is the virtual environment itself; ``envs/NAME/.complete``, written last, says that it is whole
+and what it was made from. ``envs/.NAME.*`` is work in progress and never an environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dflash_deploy import paths, yaml_file
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.serving_env import records
+from dflash_deploy.serving_env.records import EnvironmentRecord, Making
+
+STAMP = ".complete"
+CONSTRAINTS = "constraints.txt"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A whole environment.
+
+    Attributes:
+        folder: its place of ours; of an adopted one only the record lies there.
+    """
+
+    name: str
+    folder: Path
+    record: EnvironmentRecord
+
+    @property
+    def adopted(self) -> bool:
+        """Whether it is somebody else's: read, never written to."""
+        return self.record.adopted is not None
+
+    @property
+    def prefix(self) -> Path:
+        """Folder of the virtual environment."""
+        return Path(self.record.adopted) if self.record.adopted is not None else self.folder
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.prefix / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A folder that is no environment, why, and what helps."""
+
+    name: str
+    problem: str
+    fix: str
+
+
+def root() -> Path:
+    """Where environments lie."""
+    return paths.data_dir() / "envs"
+
+
+def folder_of(name: str) -> Path:
+    """Where the environment of that name lies or would.
+
+    Raises:
+        DeployError: it is no name of one.
+    """
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise DeployError(
+            f"{yaml_file.describe(name)} is no name of an environment",
+            fix="use small letters, digits, '.', '_' and '-', 64 at most, beginning with a letter or digit",
+            exit_code=ExitCode.USAGE,
+        )
+    return root() / name
+
+
+def making_file(name: str) -> Path:
+    """The note that says a folder is being made."""
+    return root() / f".{name}.making"
+
+
+def find_environment(name: str) -> Environment | None:
+    """The environment of that name, None where there is none that is whole.
+
+    Raises:
+        DeployError: no name of one, or its record is wrong.
+    """
+    folder = folder_of(name)
+    record = records.read(folder / STAMP, EnvironmentRecord)
+    if record is None or folder.is_symlink():
+        return None
+    if record.name != name:
+        raise DeployError(
+            f"{folder / STAMP} is the record of {record.name!r}, not of {name!r}: was the folder moved?",
+            fix=f"move it back to {root() / record.name}: its scripts hold that path",
+            exit_code=ExitCode.INVALID_INPUT,
+        )
+    return Environment(name, folder, record)
+
+
+def need_environment(name: str) -> Environment:
+    """The environment of that name.
+
+    Raises:
+        DeployError: there is none, with what there is.
+    """
+    found = find_environment(name)
+    if found is not None:
+        return found
+    if making_file(name).is_file():
+        raise DeployError(
+            f"environment {name} is half-made: its making was cut short",
+            fix=f"dflash-deploy env create {name}",
+            exit_code=ExitCode.MISSING,
+        )
+    known = [environment.name for environment in list_environments()[0]]
+    raise DeployError(
+        f"there is no environment {name}{yaml_file.nearest(name, known)}",
+        fix=f"use one of: {', '.join(known)}" if known else f"dflash-deploy env create {name}",
+        exit_code=ExitCode.MISSING,
+    )
+
+
+def list_environments() -> tuple[list[Environment], list[Broken]]:
+    """Whole environments by name, and folders that are none."""
+    whole: list[Environment] = []
+    broken: list[Broken] = []
+    names: set[str] = set()
+    with suppress(FileNotFoundError):
+        for entry in root().iterdir():
+            if _NAME.fullmatch(entry.name) and entry.is_dir():
+                names.add(entry.name)
+            elif entry.name.endswith(".making") and _NAME.fullmatch(entry.name[1:-7]):
+                names.add(entry.name[1:-7])
+    for name in sorted(names):
+        try:
+            found = find_environment(name)
+        except DeployError as error:
+            broken.append(Broken(name, error.message, error.fix or f"dflash-deploy env remove {name}"))
+            continue
+        if found is not None:
+            whole.append(found)
+        elif making_file(name).is_file():
+            what = "it is being made, or its making was cut short"
+            broken.append(Broken(name, what, f"dflash-deploy env create {name}"))
+        else:
+            what = "it has no record of this tool, so it is left alone"
+            broken.append(Broken(name, what, f"move {folder_of(name)} away"))
+    return whole, broken
+
+
+@contextmanager
+def changing(name: str) -> Iterator[int]:
+    """Hold the right to change an environment and its backups; gives the lock's descriptor.
+
+    What an earlier, interrupted change left is put in order first.
+
+    Raises:
+        DeployError: another process is at it, or the folder cannot be written. Also for every OSError within.
+    """
+    folder_of(name)
+    try:
+        root().mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(root() / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _told(error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeployError(
+                f"environment {name} is being changed by another process",
+                fix="wait until that has ended, then run this again",
+                exit_code=ExitCode.UNAVAILABLE,
+            ) from None
+        _put_in_order(name)
+        yield descriptor
+    except OSError as error:
+        raise _told(error) from error
+    finally:
+        os.close(descriptor)
+
+
+def _told(error: OSError) -> DeployError:
+    where = error.filename or root()
+    fix = None
+    what = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        what = f"the disk is full ({what})"
+        fix = "free some space, or set XDG_DATA_HOME to a folder on a larger disk; then run it again"
+    return DeployError(f"{where}: {what}", fix=fix, exit_code=ExitCode.UNAVAILABLE)
+
+
+def replaced_folder(name: str) -> Path:
+    """Where a tree stands aside while another takes its place (``trees.exchange``)."""
+    return root() / f".{name}.replaced"
+
+
+def _put_in_order(name: str) -> None:
+    folder, aside = folder_of(name), replaced_folder(name)
+    if aside.is_dir() and not folder.exists():
+        aside.rename(folder)
+    for leftover in (aside, *root().glob(f".{name}.removing-*"), *root().glob(f".{name}.restoring")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+    if (folder / STAMP).is_file():
+        making_file(name).unlink(missing_ok=True)
+
+
+def discard(folder: Path, name: str) -> None:
+    """Delete a tree of ours: out of its place in one step, then file by file."""
+    doomed = root() / f".{name}.removing-{os.getpid()}"
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def read_making(name: str) -> Making | None:
+    """The note of a making that goes on or was cut short."""
+    return records.read(making_file(name), Making)
+
+
+def now() -> str:
+    """The time, for records."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

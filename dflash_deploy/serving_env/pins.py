@@ -1,0 +1,197 @@
+"""What an environment is made from: a pin, read from ``profiles/engines/<id>.yaml`` or given as a source."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dflash_deploy import catalogue, paths, yaml_file
+from dflash_deploy.errors import DeployError, ExitCode
+
+DEFAULT_PIN = "sglang-0.5.23"
+KIND = "engines"
+PACKAGE = "sglang"
+PACKAGE_FOLDER = "python"
+"""Where the package lies in SGLang's repository."""
+
+_VERSION = r"[0-9][0-9A-Za-z.!+_-]{0,80}"
+_REQUIREMENT = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}(\[[A-Za-z0-9,._-]{{1,80}}\])?=={_VERSION}")
+_WHEEL = re.compile(r"[\w.+!-]+\.whl(#sha256=[0-9a-f]{64})?")
+_GIT = re.compile(r"(https|ssh|file)://[^\s@#]*(@[^\s@#/]+/[^\s@#]*)?")
+_URL = re.compile(r"(https|http|file)://[!-~]+")
+
+_Text = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class EnginePin(BaseModel):
+    """One source of an engine; exactly one of ``version``, ``wheel``, ``git`` and ``path`` is given.
+
+    Attributes:
+        id: its file's name.
+        python: the interpreter's version that the engine's wheels are built for, such as ``3.11``.
+        version: of the release on PyPI.
+        wheel: path or address of a wheel; ``#sha256=...`` behind it is checked.
+        git: address of a repository, with ``commit``, the full one, and the ``subdirectory`` of the package.
+        path: an environment that exists, to be used as it is and never written to.
+        beside: packages to pin with it, ``name==version`` each.
+        extra_index_urls: further package indexes.
+        find_links: folders or pages of wheels.
+        disk_mib: what the environment takes on disk.
+        download_mib: what is downloaded for it, kept in the installer's cache.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    id: str
+    summary: str = Field(max_length=400)
+    python: str = Field(default="3.11", pattern=r"^3\.\d{1,2}$")
+    version: str | None = Field(default=None, pattern=rf"^{_VERSION}$")
+    wheel: _Text | None = None
+    git: _Text | None = None
+    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    subdirectory: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)*$")
+    path: _Text | None = None
+    beside: list[_Text] = Field(default=[], max_length=200)
+    extra_index_urls: list[_Text] = Field(default=[], max_length=10)
+    find_links: list[_Text] = Field(default=[], max_length=10)
+    disk_mib: int = Field(default=11_300, ge=1)
+    download_mib: int = Field(default=6_000, ge=0)
+    sources: list[_Text] = []
+
+    @field_validator("beside")
+    @classmethod
+    def _exact(cls, beside: list[str]) -> list[str]:
+        for requirement in beside:
+            if not _REQUIREMENT.fullmatch(requirement):
+                raise ValueError(f"expected name==version, found {requirement[:80]!r}")
+        return beside
+
+    @field_validator("extra_index_urls")
+    @classmethod
+    def _addresses(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not _URL.fullmatch(url):
+                raise ValueError(f"expected an address (https://...), found {url[:80]!r}")
+        return urls
+
+    @field_validator("find_links")
+    @classmethod
+    def _no_options(cls, links: list[str]) -> list[str]:
+        for link in links:
+            if link.startswith("-"):
+                raise ValueError(f"expected a folder or an address, found {link[:80]!r}")
+        return links
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EnginePin:
+        given = [name for name in ("version", "wheel", "git", "path") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = ", ".join(given) or "none of them"
+            raise ValueError(f"give exactly one of version, wheel, git and path; found {found}")
+        if (self.git is None) != (self.commit is None):
+            raise ValueError("git and commit belong together: a branch or tag would be no pin")
+        if self.subdirectory is not None and (self.git is None or ".." in self.subdirectory.split("/")):
+            raise ValueError("subdirectory is a folder of the git repository")
+        if self.git is not None and not _GIT.fullmatch(self.git):
+            raise ValueError("git: expected https://, ssh:// or file:// and a repository, without @ref")
+        if self.wheel is not None:
+            place = self.wheel.rpartition("/")[2]
+            if not _WHEEL.fullmatch(place) or ("://" in self.wheel and not _URL.fullmatch(self.wheel)):
+                raise ValueError("wheel: expected the path or https:// address of a .whl file")
+        return self
+
+    @property
+    def kind(self) -> Literal["version", "wheel", "git", "path"]:
+        """Which of the four sources it is."""
+        if self.version is not None:
+            return "version"
+        if self.wheel is not None:
+            return "wheel"
+        return "git" if self.git is not None else "path"
+
+    @property
+    def source(self) -> str:
+        """The source in one line."""
+        match self.kind:
+            case "version":
+                return f"{PACKAGE}=={self.version}"
+            case "wheel":
+                return str(self.wheel)
+            case "git":
+                return f"{self.git}@{self.commit}"
+            case "path":
+                return str(self.path)
+
+    def requirements(self) -> list[str]:
+        """What an installer is asked for. A wheel's relative path is taken from the working folder."""
+        match self.kind:
+            case "git":
+                place = f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+                first = f"{PACKAGE} @ git+{self.git}@{self.commit}{place}"
+            case "wheel" if "://" not in str(self.wheel):
+                wheel, hash_, digest = str(self.wheel).partition("#")
+                path = Path(wheel).expanduser().absolute()
+                first = f"{PACKAGE} @ {path.as_uri()}{hash_}{digest}"
+            case "wheel":
+                first = f"{PACKAGE} @ {self.wheel}"
+            case _:
+                first = self.source
+        return [first, *self.beside]
+
+
+def load_pin(name_or_path: str) -> EnginePin:
+    """A pin by id, or from a YAML file of one's own.
+
+    Raises:
+        DeployError: there is none, or its file is wrong.
+    """
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        path = Path(name_or_path).expanduser()
+        document = yaml_file.read(path)
+        pin = yaml_file.validate(document, EnginePin)
+        if pin.id != path.stem:
+            message = f"expected the file's own name, {path.stem!r}, found {yaml_file.describe(pin.id)}"
+            raise yaml_file.InvalidDocument([document.problem(("id",), message)])
+        return pin
+    known = catalogue.files(KIND)
+    if name_or_path not in known:
+        raise DeployError(
+            f"unknown engine pin {yaml_file.describe(name_or_path)}{yaml_file.nearest(name_or_path, known)}",
+            fix=f"use one of: {', '.join(known)}; or describe it in {paths.config_dir() / KIND}/<id>.yaml; "
+            "or give --version, --wheel, --git or --path",
+            exit_code=ExitCode.MISSING,
+        )
+    return catalogue.load(KIND, name_or_path, EnginePin)
+
+
+def pin_of_source(kind: str, source: str) -> EnginePin:
+    """A pin from one source of a command line.
+
+    Args:
+        kind: ``version``, ``wheel``, ``git`` or ``path``.
+        source: as the pin has it; of ``git`` with ``@`` and the commit.
+
+    Raises:
+        DeployError: it is no such source.
+    """
+    given: dict[str, yaml_file.YamlValue] = {"id": "command-line", "summary": "given on the command line"}
+    if kind == "git":
+        address, _, commit = source.rpartition("@")
+        given |= {"git": address, "commit": commit, "subdirectory": PACKAGE_FOLDER}
+    elif kind == "path" or (kind == "wheel" and "://" not in source):
+        given[kind] = str(Path(source).expanduser().absolute())
+    else:
+        given[kind] = source
+    return yaml_file.validate(yaml_file.Document(given, {(): yaml_file.Origin(f"--{kind}")}), EnginePin)
+
+
+def list_pins() -> list[EnginePin]:
+    """All known pins, by id.
+
+    Raises:
+        DeployError: a wrong file.
+    """
+    return [load_pin(pin_id) for pin_id in catalogue.files(KIND)]
