@@ -24,12 +24,20 @@ def pasted(text: str, **options: object) -> PastedCommand:
 
 def test_a_plain_command_line():
     command = read_words(
-        ["python", "-m", "sglang.launch_server", "--model-path", TARGET, "--mem-fraction-static=0.85", "--tp", "1"]
+        [
+            "python",
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            TARGET,
+            "--mem-fraction-static=0.85",
+            "--tp",
+            "1",
+        ]
     )
     assert command.flags == {"model-path": TARGET, "mem-fraction-static": 0.85, "tp-size": 1}
     assert (command.version, command.version_from) == ("0.5.23", "newest")
-    # --tp begins several flags, and argparse takes an exact alias only: whatever the table says of it is told.
-    assert all(problem.warning for problem in command.problems)
+    assert [problem.kind for problem in command.problems] == ["abbreviated"]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +54,7 @@ def test_a_plain_command_line():
         "conda run -n serve python -m sglang.launch_server",
         "uv run --with 'sglang[all]' python -m sglang.launch_server",
         "numactl --cpunodebind=0 python -m sglang.launch_server",
-        "docker run --gpus all -e HF_TOKEN=secret -p 30000:30000 lmsysorg/sglang:latest python3 -m sglang.launch_server",
+        "docker run --gpus all -e HF_TOKEN=x -p 1:1 lmsysorg/sglang:latest python3 -m sglang.launch_server",
         "docker run --rm -it --shm-size 32g lmsysorg/sglang:latest",
         "cd /srv && source venv/bin/activate && sglang serve",
         "python /opt/sglang/python/sglang/launch_server.py",
@@ -57,7 +65,9 @@ def test_what_may_stand_in_front(front: str):
     assert command.flags == {"model-path": TARGET, "max-running-requests": 2}
 
 
-@pytest.mark.parametrize("tail", [" &", " > server.log 2>&1 &", " 2>&1 | tee log", "; echo done", " < /dev/null"])
+@pytest.mark.parametrize(
+    "tail", [" &", " > server.log 2>&1 &", " 2>&1 | tee log", "; echo done", " < /dev/null"]
+)
 def test_what_may_stand_behind(tail: str):
     command = pasted(f"sglang serve --model-path {TARGET} --port 30000{tail}")
     assert command.argv == ("--model-path", TARGET, "--port", "30000")
@@ -117,7 +127,10 @@ def test_what_only_the_shell_knows_is_named_and_the_rest_is_read():
 
 def test_nothing_is_run(tmp_path: Path):
     trace = tmp_path / "trace"
-    pasted(f"X=$(touch {trace}); `touch {trace}`\nsglang serve --model-path $(touch {trace}) --port ${{Y:-$(touch {trace})}}")
+    pasted(
+        f"X=$(touch {trace}); `touch {trace}`\n"
+        f"sglang serve --model-path $(touch {trace}) --port ${{Y:-$(touch {trace})}}"
+    )
     assert not trace.exists()
 
 
@@ -138,8 +151,9 @@ def test_a_setting_under_a_condition_is_told():
 
 def test_text_that_was_mangled_on_the_way_is_read_as_meant():
     command = pasted(
-        "```bash\r\n(venv) me@box:~/serve$ sglang serve –model-path “m/m” \\\r\n"
-        ">   —mem-fraction-static 0.85 \\ \r\n>   ––port\u00a030000 \\  # the port\r\n  --max-running-requests 2\r\n```\r\n"
+        "```bash\r\n(venv) me@box:~/serve$ sglang serve \u2013model-path \u201cm/m\u201d \\\r\n"
+        ">   \u2014mem-fraction-static 0.85 \\ \r\n>   \u2013\u2013port\u00a030000 \\  # the port\r\n"
+        "  --max-running-requests 2\r\n```\r\n"
     )
     assert command.flags == {
         "model-path": "m/m",
@@ -170,7 +184,7 @@ def test_a_command_inside_a_shell_inside_a_container():
     command = pasted(
         """\
         docker run --gpus '"device=1"' --env CUDA_MODULE_LOADING=LAZY lmsysorg/sglang:v0.5.19-cu130 \\
-          bash -lc "pip install -q x && exec python3 -m sglang.launch_server --model-path m/m --cuda-graph-max-bs 4"
+          bash -lc "pip list && exec sglang serve --model-path m/m --cuda-graph-max-bs 4"
         """
     )
     assert command.flags == {"model-path": "m/m", "cuda-graph-max-bs-decode": 4}
@@ -192,7 +206,9 @@ def test_a_script_that_writes_the_script():
 
 
 def test_of_several_commands_the_first_is_taken():
-    command = pasted("sglang serve --model-path a/a\nsglang serve --model-path b/b\necho sglang serve --model-path c/c\n")
+    command = pasted(
+        "sglang serve --model-path a/a\nsglang serve --model-path b/b\necho sglang serve --model-path c/c\n"
+    )
     assert command.flags == {"model-path": "a/a"}
     assert "2 commands start SGLang here (lines 1, 2)" in command.notes[0]
 
@@ -346,15 +362,15 @@ def test_names_of_other_releases_are_read_as_meant_and_told():
 
 LOG = (
     "[2026-08-24 13:31:10] server_args={'model_path': 'm/m', 'mem_fraction_static': 0.85, 'api_key': 'hush', "
-    "'device': <object at 0x7f>, 'max_running_requests': 48, 'disable_radix_cache': True, 'chunked_prefill_size': 2048, "
+    "'device': <object at 0x7f>, 'max_running_requests': 48, 'disable_radix_cache': True, "
     "'speculative_algorithm': 'DFLASH', 'cuda_graph_config': {'decode': {'backend': 'full', 'bs': [1, 2]}}, "
     "'served_model_name': \"it's, (fine\", 'cuda_graph_bs_decode': [1, 2], 'context_length': None}"
 )
 
 
 OLD_LOG = (
-    "INFO server_args=ServerArgs(model_path='m/m', mem_fraction_static=0.85, api_key='hush', device=<x at 0x7f>, "
-    "max_running_requests=48, disable_radix_cache=True, served_model_name=\"it's, (fine\", "
+    "INFO server_args=ServerArgs(model_path='m/m', mem_fraction_static=0.85, api_key='hush', device=<x>, "
+    'max_running_requests=48, disable_radix_cache=True, served_model_name="it\'s, (fine", '
     "cuda_graph_bs_decode=[1, 2], context_length=None)"
 )
 
@@ -374,7 +390,13 @@ def test_the_settings_that_a_log_tells(line: str):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hello", "python train.py --model-path x", "pkill -f 'sglang serve'", "services:\n  a:\n    command: [b]\n"],
+    [
+        "",
+        "hello",
+        "python train.py --model-path x",
+        "pkill -f 'sglang serve'",
+        "services:\n  a:\n    command: [b]\n",
+    ],
 )
 def test_text_without_a_launch_is_refused(text: str):
     with pytest.raises(DeployError) as refused:
@@ -417,7 +439,7 @@ def test_hostile_text_ends_in_an_error_or_in_a_reading(text: str):
 
 FRAGMENTS = st.sampled_from(
     [
-        *"'\"`$(){}[]\\#;&|<>=\n\t –“%",
+        *"'\"`$(){}[]\\#;&|<>=\n\t \u2013\u201c%",
         "sglang serve ",
         "--model-path m/m ",
         "--mem-fraction-static ",
@@ -462,9 +484,9 @@ FLAGS = st.fixed_dictionaries(
     optional={
         "mem-fraction-static": st.integers(1, 99).map(lambda percent: percent / 100),
         "max-running-requests": st.integers(1, 64),
-        "served-model-name": st.text(st.sampled_from("ab '\"$\\`#*~;&|<>(){}=%!"), min_size=1, max_size=12).filter(
-            lambda text: not text.startswith("-")
-        ),
+        "served-model-name": st.text(
+            st.sampled_from("ab '\"$\\`#*~;&|<>(){}=%!"), min_size=1, max_size=12
+        ).filter(lambda text: not text.startswith("-")),
         "disable-radix-cache": st.just(True),
         "cuda-graph-bs-decode": st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple),
         "kv-cache-dtype": st.sampled_from(["auto", "fp8_e4m3", "bfloat16"]),

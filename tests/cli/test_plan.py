@@ -1,0 +1,219 @@
+"""``dflash-deploy plan`` as a person or a script runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = (
+    "python -m sglang.launch_server --model-path RadixArk/Qwen3.8-27B-NVFP4 --speculative-algorithm DFLASH "
+    "--speculative-draft-model-path incoai/Qwen3.8-27B-DFlash2 --speculative-num-draft-tokens 8 "
+    "--mem-fraction-static 0.85 --max-running-requests 1 --max-mamba-cache-size 4 --kv-cache-dtype fp8_e4m3 "
+    "--mamba-ssm-dtype bfloat16 --disable-prefill-cuda-graph --cuda-graph-bs-decode 1"
+)
+LAZY = f"{COMMAND} --mamba-radix-cache-strategy extra_buffer_lazy"
+
+
+def run(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "plan", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def planned(*arguments: str, text: str | None = None) -> dict[str, object]:
+    done = run("--json", *arguments, text=text)
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout)
+    assert found["fits"] is (done.returncode == 0)
+    return found  # type: ignore[no-any-return]
+
+
+def test_a_pasted_command_that_fits():
+    done = run("--gpu", "rtx-5090", "--", *LAZY.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for word in ("predicted", "exact", "empirical", "KV tokens", "headroom", "fits", "binding pool"):
+        assert word in done.stdout
+
+
+def test_without_the_two_dashes_the_command_is_still_understood():
+    with_dashes = run("--gpu", "rtx-5090", "--json", "--", *LAZY.split())
+    without = run("--gpu", "rtx-5090", "--json", *LAZY.split())
+    assert without.stdout == with_dashes.stdout
+
+
+def test_a_command_that_refuses_to_start_names_the_stage_and_the_message():
+    done = run("--gpu", "rtx-5090", "--explain", "--", *COMMAND.split())
+    assert done.returncode == 1
+    assert "fails at stage sizing" in done.stdout
+    assert "state cache is too small" in done.stdout
+    assert "slots-below-request" in done.stdout
+    assert "extra_buffer_lazy" in done.stdout
+    assert "cost:" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_json_has_the_documented_keys():
+    found = planned("--gpu", "32607", "--sglang", "0.5.21", "--users", "1", "--", *LAZY.split())
+    assert {
+        "pools",
+        "kv_tokens",
+        "state_slots",
+        "slots_per_request",
+        "max_running_requests",
+        "context_per_user",
+        "predicted_peak_mib",
+        "headroom_mib",
+        "fits",
+        "fails_at",
+        "binding_pool",
+        "advice",
+    } <= set(found)
+    documented = (Path(__file__).parents[2] / "docs" / "json.md").read_text().split("## plan --json")[1]
+    for key in found:
+        assert f"`{key}`" in documented
+    pools = found["pools"]
+    assert isinstance(pools, dict)
+    assert all(set(pool) == {"mib", "kind"} for pool in pools.values())
+    advice = found["advice"]
+    assert isinstance(advice, list)
+    assert all({"id", "text", "flags", "cost"} <= set(one) for one in advice)
+    assert found["card"] == "rtx-5090"
+    assert found["fails_at"] is None
+    assert (found["state_slots"], found["slots_per_request"]) == (4, 4)
+
+
+def test_a_flag_that_the_release_lacks_fails_at_the_arguments():
+    old = planned("--gpu", "rtx-5090", "--sglang", "0.5.19", "--", *f"{LAZY} --mamba-backend triton".split())
+    assert old["fails_at"] is None
+    new = planned("--gpu", "rtx-5090", "--", *f"{LAZY} --cuda-graph-max-bs 4 --no-such-flag 1".split())
+    assert new["fails_at"] == "arguments"
+    advice = new["advice"]
+    assert isinstance(advice, list)
+    assert {"flag-ambiguous", "flag-unknown"} <= {one["id"] for one in advice}
+
+
+def test_from_a_script_and_from_standard_input(tmp_path: Path):
+    script = f"#!/bin/sh\nF=0.85\n{LAZY.replace('0.85', '$F').replace(' --', chr(92) + chr(10) + '  --')}\n"
+    (tmp_path / "start.sh").write_text(script)
+    by_file = planned("--gpu", "rtx-5090", "--from", str(tmp_path / "start.sh"))
+    by_pipe = planned("--gpu", "rtx-5090", "--from", "-", text=script)
+    by_words = planned("--gpu", "rtx-5090", "--", *LAZY.split())
+    assert by_file["pools"] == by_pipe["pools"] == by_words["pools"]
+    assert by_file["flags"] == by_words["flags"]
+
+
+def test_a_profile():
+    found = planned("rtx5090-four-users", "--gpu", "rtx-5090")
+    assert (found["users"], found["max_running_requests"]) == (4, 4)
+    assert found["fits"] is True
+
+
+def test_free_memory_before_the_load_counts():
+    plenty = planned("--gpu", "rtx-5090", "--free-mib", "31000", "--", *LAZY.split())
+    little = planned("--gpu", "rtx-5090", "--free-mib", "30000", "--", *LAZY.split())
+    assert int(str(plenty["kv_tokens"])) > int(str(little["kv_tokens"]))
+
+
+def test_an_existing_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        '#!/bin/sh\n[ "$1" = --user ] || { echo "No files found" >&2; exit 1; }\n'
+        f"cat <<'EOF'\n[Service]\nExecStart=/opt/venv/bin/{LAZY}\nEOF\n"
+    )
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = planned("--gpu", "rtx-5090", "--unit", "sglang.service")
+    assert found["source"] == "unit sglang.service"
+    assert found["kv_tokens"] == planned("--gpu", "rtx-5090", "--", *LAZY.split())["kv_tokens"]
+    systemctl.write_text("#!/bin/sh\necho 'No files found for x.service.' >&2\nexit 1\n")
+    gone = run("--gpu", "rtx-5090", "--unit", "x.service")
+    assert (gone.returncode, "No files found" in gone.stderr) == (4, True)
+
+
+LOG = """\
+[2026-08-24 13:31:10] server_args={'model_path': 'RadixArk/Qwen3.8-27B-NVFP4', 'context_length': 262144, \
+'kv_cache_dtype': 'bf16', 'mem_fraction_static': 0.85, 'max_running_requests': 2, \
+'chunked_prefill_size': 2048, 'max_mamba_cache_size': 8, \
+'mamba_ssm_dtype': 'float32', 'mamba_radix_cache_strategy': 'extra_buffer_lazy', \
+'speculative_algorithm': 'DFLASH', 'speculative_draft_model_path': 'incoai/Qwen3.8-27B-DFlash2', \
+'speculative_num_draft_tokens': 8, 'api_key': 'hush'}
+[2026-08-24 13:31:19] Load weight begin. avail mem=94.22 GB
+[2026-08-24 13:31:26] Load weight end. elapsed=7.12 s, type=Qwen3_5ForConditionalGeneration, \
+avail mem=74.52 GB, mem usage=19.70 GB.
+[2026-08-24 13:31:26] Load weight begin. avail mem=74.48 GB
+[2026-08-24 13:31:27] Load weight end. elapsed=0.40 s, type=DFlash2DraftModel, avail mem=70.75 GB, \
+mem usage=3.73 GB.
+[2026-08-24 13:31:27] Mamba Cache is allocated. max_mamba_cache_size: 8, conv_state size: 0.02GB, \
+ssm_state size: 1.27GB intermediate_ssm_state_cache size: 3.38GB intermediate_conv_window_cache size: 0.03GB
+[2026-08-24 13:31:27] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 644884, K size: 19.68 GB, \
+V size: 19.68 GB
+[2026-08-24 13:31:52] max_total_num_tokens=644884, chunked_prefill_size=2048, max_prefill_tokens=16384, \
+max_running_requests=2, context_len=262144, available_gpu_mem=11.99 GB
+[2026-08-24 13:31:54] The server is fired up and ready to roll!
+"""
+
+
+def test_a_log_is_compared_with_the_plan(tmp_path: Path):
+    log = tmp_path / "server.log"
+    log.write_text(LOG)
+    found = planned("--from-log", str(log), "--gpu", "rtx-pro-6000", "--sglang", "0.5.19")
+    observed = found["observed"]
+    assert isinstance(observed, dict)
+    assert observed["kv_tokens"]["observed"] == 644884
+    assert abs(observed["kv_tokens"]["predicted"] - 644884) < 0.02 * 644884
+    assert observed["state_slots"] == {"predicted": 8, "observed": 8}
+    assert found["calibration"] is not None
+    shown = run("--from-log", str(log), "--gpu", "rtx-pro-6000", "--sglang", "0.5.19")
+    assert "predicted and observed" in shown.stdout
+    assert "hush" not in shown.stdout + json.dumps(found)
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "nothing to plan"),
+        (("--gup", "rtx-5090"), 2, "no such option"),
+        (("--gpu", "rtx-5091", "--", *LAZY.split()), 4, "did you mean"),
+        (("--gpu", "3", "--", *LAZY.split()), 3, "MiB"),
+        (("--gpu", "rtx-5090", "--sglang", "latest", "--", *LAZY.split()), 3, "no SGLang version"),
+        (("--gpu", "rtx-5090", "--", "python", "train.py"), 3, "no command that starts SGLang"),
+        (("--gpu", "rtx-5090", "--", "sglang", "serve", "--port", "1"), 3, "names no model"),
+        (("--gpu", "rtx-5090", "--from", "/nowhere/x.sh"), 4, "no such file"),
+        (("--gpu", "rtx-5090", "--from", "/"), 3, "cannot be read"),
+        (("--gpu", "rtx-5090", "no-such-profile"), 4, "no profile"),
+        (("--gpu", "rtx-5090", "--from", "-", "--unit", "x"), 2, "more than one thing"),
+        (("--unit", "a b"), 3, "name of a unit"),
+        (
+            ("--gpu", "rtx-5090", "--", "sglang", "serve", "--model-path", "/no/such/folder"),
+            4,
+            "no such folder",
+        ),
+    ],
+)
+def test_mistakes_end_in_words_and_a_status(arguments: tuple[str, ...], status: int, said: str):
+    done = run(*arguments, text="")
+    assert (done.returncode, done.stdout) == (status, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_card_the_list_of_cards_is_told():
+    from dflash_deploy.machine.gpu import read_gpus
+
+    if read_gpus().readable:
+        pytest.skip("there is a GPU here")
+    done = run("--", *LAZY.split())
+    assert done.returncode == 4
+    assert "rtx-5090" in done.stderr
