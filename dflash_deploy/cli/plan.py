@@ -47,7 +47,10 @@ def plan(
     users: Annotated[
         int | None,
         typer.Option(
-            "--users", metavar="N", min=1, help="People at once [default: the profile's, else one]."
+            "--users",
+            metavar="N",
+            min=1,
+            help="People at once [default: the profile's, else --max-running-requests up to 8].",
         ),
     ] = None,
     from_file: Annotated[

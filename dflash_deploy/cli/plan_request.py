@@ -32,6 +32,7 @@ from dflash_deploy.plan.vram import Question, plan
 _MAX_FILE_BYTES = 1 << 20
 _MAX_LOG_BYTES = 16 << 20
 _MOST_MIB = 1 << 22
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def answer(asked: Asked) -> Answer:
     observed = read_boot_log(log.splitlines()) if log is not None else None
     card = _card(asked.gpu, configuration)
     target, draft, notes = _models(configuration.flags)
-    users = asked.users or configuration.users or 1
+    users = asked.users or configuration.users or _few_requests(configuration.flags)
     free_mib = asked.free_mib
     if free_mib is None and observed is not None and observed.free_before_load_gib:
         free_mib = observed.free_before_load_gib * 1024
@@ -402,6 +403,12 @@ def _case(
         compute_capability=card.card.compute_capability if card.card else None,
         unified=card.card.unified_memory if card.card else False,
     )
+
+
+def _few_requests(flags: Flags) -> int:
+    """A small limit of running requests says how many people are meant; a large one says nothing."""
+    limit = flags.get("max-running-requests")
+    return limit if isinstance(limit, int) and 1 <= limit <= _FEW else 1
 
 
 def _merged(
