@@ -199,9 +199,7 @@ def read_settings(
         # AMD's backend keeps a share for its own workspace, even of a fraction that was given.
         fraction *= 0.85
     asked_dtype = values.text(flags, "kv-cache-dtype")
-    # The fa4 backend cannot read a quantised draft cache.
-    inherited = "bfloat16" if flags.get("speculative-draft-attention-backend") == "fa4" else asked_dtype
-    draft_dtype = values.text(flags, "speculative-draft-kv-cache-dtype") or inherited
+    draft_kv_bytes = _draft_kv_bytes(flags, method, draft, asked_dtype)
     asked_state = values.text(flags, "mamba-ssm-dtype") or env.get("SGLANG_MAMBA_SSM_DTYPE") or None
     state_dtype = asked_state or (None if replay else target.state_dtype) or "float32"
     ratio = values.number(flags, "mamba-full-memory-ratio")
@@ -228,7 +226,7 @@ def read_settings(
         state_bytes=values.dtype_bytes(state_dtype),
         conv_bytes=values.dtype_bytes(env.get("SGLANG_MAMBA_CONV_DTYPE") or "bfloat16"),
         target_kv_bytes=values.dtype_bytes(asked_dtype or target.kv_cache_dtype or "bfloat16"),
-        draft_kv_bytes=values.dtype_bytes(draft_dtype or (draft and draft.kv_cache_dtype) or "bfloat16"),
+        draft_kv_bytes=draft_kv_bytes,
         page_tokens=values.whole(flags, "page-size", least=1) or 1,
         max_tokens=max_tokens,
         sliding_ratio=defaults.SLIDING_TOKENS_RATIO if sliding is None else sliding,
@@ -264,6 +262,18 @@ def _gpus(flags: Flags) -> int:
     if gpus > 64:
         raise values.wrong(f"tensor parallelism over {gpus} cards is not planned for")
     return gpus
+
+
+def _draft_kv_bytes(flags: Flags, method: Method, draft: ModelCard | None, inherited: str | None) -> float:
+    """Of one number of the draft's KV cache, as it is charged."""
+    own = draft.kv_cache_dtype if draft is not None else None
+    if method == "own-shape" and flags.get("speculative-draft-attention-backend") == "fa4":
+        # It cannot read a quantised cache.
+        return values.dtype_bytes("bfloat16")
+    given = flags.get("speculative-draft-kv-cache-dtype")
+    name = inherited if given is None else values.text(flags, "speculative-draft-kv-cache-dtype")
+    # The draft's scales of mxfp8 are not counted.
+    return 1.0 if name == "mxfp8" else values.dtype_bytes(name or own or "bfloat16")
 
 
 def _default_batch(card: CardDefaults, release: VersionFacts, gpus: int, given_requests: int | None) -> int:

@@ -95,7 +95,7 @@ def size_pools(
         return Refused(
             Stage.SIZING,
             "Loaded weights leave no GPU memory for the KV cache under "
-            f"--mem-fraction-static={settings.fraction:g}. Raise --mem-fraction-static above "
+            f"--mem-fraction-static={settings.fraction}. Raise --mem-fraction-static above "
             f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f}). If using "
             "speculative decoding, draft weights are now counted.",
             "target KV",
@@ -128,8 +128,8 @@ def tokens_in(
     if tokens <= 0:
         return Refused(
             Stage.SIZING,
-            "Not enough memory. Please try to increase --mem-fraction-static. Current value: "
-            f"mem_fraction_static={settings.fraction:g}",
+            # The class behind it can name the fraction, but is not told it in time.
+            "Not enough memory. Please try to increase --mem-fraction-static.",
             "target KV",
         )
     window = 0
