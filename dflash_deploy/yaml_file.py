@@ -36,6 +36,8 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
 _SHOWN_PROBLEMS = 50
+_LONGEST_INTEGER = 18
+"""Digits of a whole number: more fit in no 64 bits."""
 
 KeyPath = tuple[str | int, ...]
 YamlValue = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
@@ -170,9 +172,12 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = re.compile(r"|~|null|Null|NULL")
 _TRUE = re.compile(r"yes|Yes|YES|true|True|TRUE|on|On|ON")
 _FALSE = re.compile(r"no|No|NO|false|False|FALSE|off|Off|OFF")
-_INTEGER = re.compile(r"[-+]?[0-9]{1,19}")
-_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
+# Only what YAML 1.1 and 1.2 both take as the same number is one: 1e5, 012, 0x10 and 1_000 are text, as they are
+# to whoever writes a file with PyYAML.
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"([-+]?[0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_LIKE_A_NUMBER = re.compile(r"[-+]?\.?[0-9][0-9a-fA-FxXoO_.+-]*")
 _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -245,12 +250,11 @@ class _Builder:
             return ""
         if not event.implicit[0]:
             return text
-        value = _plain(text)
-        if isinstance(value, float) and not math.isfinite(value):
-            message = f"expected a finite number, found {text[:40]}"
-            self.problems.append(Problem(key, message, self._origin(event)))
+        try:
+            return _plain(text)
+        except ValueError as error:
+            self.problems.append(Problem(key, str(error), self._origin(event)))
             return 0
-        return value
 
     def _origin(self, event: Event) -> Origin:
         mark = event.start_mark
@@ -261,7 +265,11 @@ class _Builder:
 
 
 def _plain(text: str) -> bool | int | float | str | None:
-    """What a text without quotes stands for."""
+    """What a text without quotes stands for.
+
+    Raises:
+        ValueError: a number that nothing here can hold.
+    """
     if _NULL.fullmatch(text):
         return None
     if _TRUE.fullmatch(text):
@@ -269,17 +277,20 @@ def _plain(text: str) -> bool | int | float | str | None:
     if _FALSE.fullmatch(text):
         return False
     if _INTEGER.fullmatch(text):
+        if len(text) > _LONGEST_INTEGER:
+            raise ValueError(f"expected a number of at most {_LONGEST_INTEGER} digits, found {text[:40]}")
         return int(text)
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    if _NOT_FINITE.fullmatch(text):
-        return math.nan
-    return text
+    if _NOT_FINITE.fullmatch(text) or (_NUMBER.fullmatch(text) and not math.isfinite(float(text))):
+        raise ValueError(f"expected a finite number, found {text[:40]}")
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def is_plain_text(text: str) -> bool:
     """Without quotes, ``text`` would not be read as a number, a switch or nothing."""
-    return isinstance(_plain(text), str)
+    try:
+        return isinstance(_plain(text), str)
+    except ValueError:
+        return False
 
 
 def validate(document: Document, schema: type[Schema]) -> Schema:
@@ -367,6 +378,9 @@ def _message(detail: ErrorDetails, key: KeyPath, schema: type[BaseModel]) -> str
             return f"expected one of {', '.join(choices)}, found {describe(word)}{nearest(word, choices)}"
         case "value_error":
             return str(detail.get("ctx", {}).get("error", detail["msg"]))
+        case "int_type" | "float_type" as kind if _LIKE_A_NUMBER.fullmatch(str(detail["input"])):
+            like = "; write it without quotes, as 20000" if kind == "int_type" else ", as 20000 or 0.001"
+            return f"expected {_EXPECTED[kind]}, found {found}{like}"
         case kind if kind in _EXPECTED:
             return f"expected {_EXPECTED[kind]}, found {found}"
         case _:

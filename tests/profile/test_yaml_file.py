@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,17 @@ def test_values_and_where_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 0.001),
+        ("0.001", 0.001),
+        ("1.0e-3", 0.001),
         ("1.", 1.0),
         ("-7", -7),
+        ("0E0", "0E0"),
+        ("1e-3", "1e-3"),
+        ("-.5", "-.5"),
+        ("012", "012"),
+        ("089", "089"),
+        ("1_000", "1_000"),
+        ("999999999999999999", 999999999999999999),
         ("0.5.23", "0.5.23"),
         ("2026-01-01", "2026-01-01"),
         ("12:30:00", "12:30:00"),
@@ -68,7 +77,9 @@ def test_every_key_that_is_given_twice_is_told() -> None:
     [
         ("a: .nan", "f.yaml:1:4: a: expected a finite number, found .nan"),
         ("a: -.inf", "f.yaml:1:4: a: expected a finite number, found -.inf"),
-        ("a: 1e999", "f.yaml:1:4: a: expected a finite number, found 1e999"),
+        ("a: 1.0e+999", "f.yaml:1:4: a: expected a finite number, found 1.0e+999"),
+        ("a: 1" + "0" * 18, "f.yaml:1:4: a: expected a number of at most 18 digits"),
+        ("a: -" + "9" * 5000, "f.yaml:1:4: a: expected a number of at most 18 digits"),
         ("a: !!python/object/apply:os.system [id]", "f.yaml:1:4: a: tags"),
         ("a: &x [1]\nb: *x", "f.yaml:2:4: b: aliases"),
         ("a: 1\n---\nb: 2", "f.yaml:2:1: expected one document, found another"),
@@ -121,8 +132,14 @@ def test_any_bytes_give_a_value_or_an_error_for_people(data: bytes) -> None:
         assert isinstance(document.value, dict | list | str | int | float | None)
 
 
+_number_like = st.from_regex(r"[-+]?[0-9._eE+-]{1,6}", fullmatch=True)
 _values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**15), 10**15) | st.text(max_size=12),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**15), 10**15)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=12)
+    | _number_like,
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), inner, max_size=4)
@@ -132,16 +149,24 @@ _values = st.recursive(
 
 
 @given(_values)
+@example(["0E0"])
+@example(["-.5", "089", "1.5e5"])
+@example([1e20, 1e-5])
 def test_what_pyyaml_writes_is_read_as_it_was(value: object) -> None:
-    # Quoted, so that only the values matter and not each side's idea of a plain number.
-    written = yaml.safe_dump(value, default_style='"' if isinstance(value, str) else None)
     try:
-        read = yaml_file.parse(written, "f")
+        read = yaml_file.parse(yaml.safe_dump(value), "f")
     except InvalidDocument as error:
         # PyYAML writes a NUL and half characters that no command line can hold, and explicit tags.
         assert any(word in error.message for word in ("NUL", "tags", "control"))
     else:
         assert read.value == value
+
+
+@given(st.text(max_size=12) | _number_like)
+def test_text_that_is_said_to_be_plain_is_read_as_text(text: str) -> None:
+    plain = yaml_file.is_plain_text(text)
+    if plain and re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.+_-]*", text):
+        assert yaml_file.parse(f"key: {text}", "f").value == {"key": text}
 
 
 class TestFiles:
