@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.serving_env.patches import ledger
+from dflash_deploy.serving_env.patches.tree import find_tree
+
+from .trees import DFLASH, FP8, METHOD, install, snapshot
+
+HEAD = "nvfp4-lm-head"
+BMM = "bmm-fp8-backend"
+
+
+def patch(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "dflash_deploy", "patch", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> str:
+    return str(install(tmp_path / "site-packages"))
+
+
+def test_list_says_what_each_is_for() -> None:
+    done = patch("list")
+    assert done.returncode == 0
+    assert f"{HEAD}: " in done.stdout
+    assert "\x1b" not in done.stdout
+    found = json.loads(patch("list", "--json").stdout)
+    assert [one["name"] for one in found["patches"]] == [BMM, HEAD]
+    assert found["patches"][0]["parameters"]["backend"]["choices"] == ["cudnn", "cutlass", "auto"]
+
+
+def test_check_gives_verdicts_with_evidence(env: str) -> None:
+    done = patch("check", "--env", env, "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["environment"]["version"] == "0.5.18"
+    assert {one["name"]: one["verdict"] for one in found["patches"]} == {BMM: "unmeasured", HEAD: "needed"}
+    assert all(one["evidence"] for one in found["patches"])
+    text = patch("check", HEAD, "--env", env)
+    assert text.returncode == 1
+    assert f"fix: dflash-deploy patch apply {HEAD} --env {env}" in text.stdout
+
+
+def test_check_is_content_where_nothing_is_to_be_done(tmp_path: Path) -> None:
+    install(tmp_path, files={DFLASH: "class DFlashDraftModel:\n    pass\n"})
+    assert patch("check", "--env", str(tmp_path)).returncode == 0
+
+
+def test_apply_shows_applies_and_reverts(env: str) -> None:
+    before = snapshot(Path(env))
+    dry = patch("apply", "--env", env, "--dry-run")
+    assert dry.returncode == 0
+    assert f"+++ b/{DFLASH}" in dry.stdout
+    assert snapshot(Path(env)) == before
+
+    done = patch("apply", "--env", env)
+    assert done.returncode == 0, done.stderr
+    assert f"{HEAD}: applied" in done.stdout
+    assert f"{BMM}: to be measured" in done.stdout
+    assert patch("diff", "--env", env).stdout.startswith(f"--- a/{DFLASH}")
+
+    undone = patch("revert", "--env", env, "--json")
+    assert undone.returncode == 0
+    assert [one["name"] for one in json.loads(undone.stdout)["reverted"]] == [HEAD]
+    assert snapshot(Path(env)) == before
+    assert patch("revert", "--env", env).stdout == f"No patch is applied in {env}.\n"
+
+
+def test_a_back_end_is_taken_by_hand_only_when_said_so(env: str) -> None:
+    refused = patch("apply", BMM, "--env", env, "--set", "backend=cudnn")
+    assert refused.returncode == 4
+    assert "to measure with" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert patch("apply", BMM, "--env", env, "--unmeasured").returncode == 2
+    done = patch("apply", BMM, "--env", env, "--set", "backend=cudnn", "--unmeasured", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["patches"][0]
+    assert found["verdict"] == "applied"
+    assert found["changed"] is True
+    assert '+            backend="cudnn",' in found["diff"]
+
+
+def probe_record(folder: Path, outcome: str) -> Path:
+    call = {"m": 8, "k": 1, "n": 1, "first_s": 0.1, "steady_s": 1e-5, "relative_error": 0.0, "correct": True}
+    backends = [
+        {"backend": "cublas", "outcome": outcome, "message": None, "calls": [call]},
+        {"backend": "cudnn", "outcome": "works", "calls": [call]},
+    ]
+    path = folder / "probe.json"
+    path.write_text(
+        json.dumps({"schema_version": 1, "measured": True, "device": "a card", "backends": backends})
+    )
+    return path
+
+
+def test_a_measurement_decides_and_is_kept(env: str, tmp_path: Path) -> None:
+    works = probe_record(tmp_path, "works")
+    refused = patch("apply", BMM, "--env", env, "--probe", str(works))
+    assert refused.returncode == 1
+    assert "nothing beats it" in refused.stderr
+    fails = probe_record(tmp_path, "fails")
+    assert patch("check", BMM, "--env", env, "--probe", str(fails)).returncode == 1
+    done = patch("apply", BMM, "--env", env, "--probe", str(fails))
+    assert done.returncode == 0, done.stderr
+    assert '"cudnn"' in (Path(env) / FP8).read_text()
+    kept = json.loads(ledger.evidence_path(find_tree(Path(env)), BMM).read_text())
+    assert kept["backends"][0]["outcome"] == "fails"
+
+
+def test_check_mends_what_was_cut_short_and_says_so(env: str) -> None:
+    before = snapshot(Path(env))
+    assert patch("apply", HEAD, "--env", env).returncode == 0
+    tree = find_tree(Path(env))
+    ledger.state_path(tree, HEAD, "applied").rename(ledger.state_path(tree, HEAD, "applying"))
+    dry = patch("check", "--env", env, "--dry-run", "--json")
+    assert json.loads(dry.stdout)["unfinished"] == [f"applying {HEAD} was cut short"]
+    assert snapshot(Path(env)) != before
+    found = json.loads(patch("check", "--env", env, "--json").stdout)
+    assert "had been cut short" in found["mended"][0]
+    assert snapshot(Path(env)) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["check", "--env", "/no/such/place"], 4, "no such environment"),
+        (["check"], 2, "no environment is named"),
+        (["check", "nonsense", "--env", "/"], 2, "no patch is named"),
+        (["revert", HEAD], 2, "no environment is named"),
+        (["apply", HEAD, "--set", "x"], 2, "expected KEY=VALUE"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(words: list[str], status: int, said: str) -> None:
+    done = patch(*words)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_drifted_code_is_shown(tmp_path: Path) -> None:
+    env = str(install(tmp_path, files={DFLASH: METHOD.replace("torch.matmul(", "product(")}))
+    done = patch("check", HEAD, "--env", env)
+    assert done.returncode == 1
+    assert "drifted" in done.stdout
+    assert "product(hidden" in done.stdout
+    refused = patch("apply", HEAD, "--env", env)
+    assert refused.returncode == 1
+    assert "product(hidden" in refused.stderr

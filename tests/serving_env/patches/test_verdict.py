@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.serving_env.patches.bmm import Decision, by_hand
+from dflash_deploy.serving_env.patches.description import load_patch
+from dflash_deploy.serving_env.patches.operations import apply
+from dflash_deploy.serving_env.patches.tree import find_tree
+from dflash_deploy.serving_env.patches.verdict import Verdict, VerdictKind, examine
+
+from .trees import DFLASH, FIXED, FP8, FP8_SOURCE, METHOD, SHAPES, install
+
+HEAD = "nvfp4-lm-head"
+BMM = "bmm-fp8-backend"
+
+
+def verdict(site_packages: Path, name: str = HEAD, decision: Decision | None = None) -> Verdict:
+    return examine(load_patch(name), find_tree(site_packages), decision).verdict
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_selector_without_the_quantised_head_needs_the_patch(tmp_path: Path, shape: str) -> None:
+    found = verdict(install(tmp_path, files={DFLASH: shape}))
+    assert found.kind is VerdictKind.NEEDED
+    assert found.fix == f"dflash-deploy patch apply {HEAD} --env {tmp_path}"
+
+
+def test_a_module_without_dflash2_has_no_use_for_it(tmp_path: Path) -> None:
+    found = verdict(install(tmp_path, files={DFLASH: "class DFlashDraftModel:\n    pass\n"}))
+    assert found.kind is VerdictKind.NOT_APPLICABLE
+    assert "no DFlash2" in found.reason
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_upstreams_own_fix_is_known_by_its_structure(tmp_path: Path, record: bool) -> None:
+    found = verdict(install(tmp_path, version="0.5.18", files={DFLASH: FIXED}, record=record))
+    assert found.kind is VerdictKind.NOT_NEEDED
+    assert found.reason == "upstream since 0.5.19"
+
+
+def test_the_same_fix_put_in_later_is_someone_elses(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / DFLASH).write_text(FIXED)
+    found = verdict(tmp_path)
+    assert found.kind is VerdictKind.APPLIED_BY_OTHERS
+    assert any("changed after it was installed" in line for line in found.evidence)
+
+
+def test_half_a_fix_by_someone_else_is_neither_taken_nor_changed(tmp_path: Path) -> None:
+    half = FIXED.replace('        logits[:, self.lm_head.org_vocab_size :] = float("-inf")\n', "")
+    found = verdict(install(tmp_path, files={DFLASH: half}))
+    assert found.kind is VerdictKind.DRIFTED
+    assert "padded tail" in found.reason
+
+
+def test_code_that_has_moved_on_is_shown_and_left(tmp_path: Path) -> None:
+    moved = METHOD.replace(
+        "torch.matmul(hidden.to(weight.dtype), weight[:org].T)", "self.project(hidden)[:, :org]"
+    )
+    found = verdict(install(tmp_path, files={DFLASH: moved}))
+    assert found.kind is VerdictKind.DRIFTED
+    assert found.differences is not None
+    assert "torch.matmul($hidden" in found.differences
+    assert "self.project(hidden)[:, :org]" in found.differences
+    assert "DFlash2DraftModel.compute_candidates, line " in found.differences
+
+
+def test_a_module_that_does_not_parse_is_left(tmp_path: Path) -> None:
+    found = verdict(install(tmp_path, files={DFLASH: "class DFlash2DraftModel(:\n"}))
+    assert found.kind is VerdictKind.DRIFTED
+    assert "not valid Python" in found.reason
+
+
+def test_a_missing_file_is_never_read_as_fixed(tmp_path: Path) -> None:
+    listed = install(tmp_path / "listed" / "site-packages")
+    (listed / DFLASH).unlink()
+    found = verdict(listed)
+    assert found.kind is VerdictKind.FILE_MISSING
+    assert "incomplete" in found.reason
+    assert any("RECORD lists it" in line for line in found.evidence)
+
+    elsewhere = install(tmp_path / "elsewhere" / "site-packages", record=False)
+    (elsewhere / DFLASH).unlink()
+    assert verdict(elsewhere).kind is VerdictKind.FILE_MISSING
+
+
+def test_the_back_end_is_a_matter_of_measurement(tmp_path: Path) -> None:
+    install(tmp_path)
+    assert verdict(tmp_path, BMM).kind is VerdictKind.UNMEASURED
+    no_gpu = Decision(decided=False, backend=None, reason="no CUDA device is here to measure on")
+    found = verdict(tmp_path, BMM, no_gpu)
+    assert found.kind is VerdictKind.UNMEASURED
+    assert no_gpu.reason in found.evidence
+    works = Decision(decided=True, backend=None, reason="cublas works")
+    assert verdict(tmp_path, BMM, works).kind is VerdictKind.NOT_NEEDED
+    fails = Decision(decided=True, backend="cudnn", reason="cublas fails")
+    assert verdict(tmp_path, BMM, fails).kind is VerdictKind.NEEDED
+
+
+def test_another_back_end_in_the_call_is_upstreams_or_someone_elses(tmp_path: Path) -> None:
+    other = FP8_SOURCE.replace('"cublas"', '"cudnn"')
+    assert verdict(install(tmp_path / "a", files={FP8: other}), BMM).kind is VerdictKind.NOT_NEEDED
+    install(tmp_path / "b")
+    (tmp_path / "b" / FP8).write_text(other)
+    assert verdict(tmp_path / "b", BMM).kind is VerdictKind.APPLIED_BY_OTHERS
+    gone = FP8_SOURCE.replace("flashinfer_bmm_fp8", "another_name")
+    assert verdict(install(tmp_path / "c", files={FP8: gone}), BMM).kind is VerdictKind.NOT_APPLICABLE
+    computed = FP8_SOURCE.replace('backend="cublas"', "**options")
+    assert verdict(install(tmp_path / "d", files={FP8: computed}), BMM).kind is VerdictKind.DRIFTED
+
+
+def test_ours_is_known_and_an_edit_of_ours_is_refused(tmp_path: Path) -> None:
+    install(tmp_path)
+    assert apply(load_patch(HEAD), find_tree(tmp_path), {}).kind is VerdictKind.APPLIED
+    assert verdict(tmp_path).kind is VerdictKind.APPLIED
+    with (tmp_path / DFLASH).open("a") as file:
+        file.write("# touched\n")
+    found = verdict(tmp_path)
+    assert found.kind is VerdictKind.DRIFTED
+    assert found.stale
+
+
+def test_an_upgrade_over_ours_is_seen(tmp_path: Path) -> None:
+    install(tmp_path)
+    apply(load_patch(BMM), find_tree(tmp_path), {"backend": "cudnn"}, decision=by_hand("cudnn"))
+    (tmp_path / "sglang-0.5.18.dist-info").rename(tmp_path / "sglang-0.5.19.dist-info")
+    (tmp_path / "sglang-0.5.19.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.19\n")
+    (tmp_path / FP8).write_text(FP8_SOURCE + "# newer\n")
+    found = verdict(tmp_path, BMM)
+    assert found.stale
+    assert any("0.5.19 has been installed since" in line for line in found.evidence)
+    assert found.kind is VerdictKind.UNMEASURED
