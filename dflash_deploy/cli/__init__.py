@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dflash_deploy import __version__
-from dflash_deploy.cli import emit, env, patch, plan, probe, profile, status, tune
+from dflash_deploy.cli import checkpoint, emit, env, patch, plan, probe, profile, status, tune
 from dflash_deploy.errors import DeployError, ExitCode
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("probe")(probe.probe)
 app.add_typer(profile.app, name="profile")
 app.command("plan", context_settings={"ignore_unknown_options": True})(plan.plan)
 app.add_typer(env.app, name="env")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(patch.app, name="patch")
 app.command("tune")(tune.tune)
 app.command("emit")(emit.emit)

@@ -96,19 +96,22 @@ class Description(_Part):
     modules: dict[_Word, Module] | None = Field(default=None, max_length=50)
 
 
-def describe(python: Path, *, imports: bool = True, import_s: float = _IMPORT_S) -> Description:
+def describe(
+    python: Path, *, imports: bool = True, import_s: float = _IMPORT_S, metadata_s: float = _METADATA_S
+) -> Description:
     """Ask an interpreter.
 
     Args:
         python: to be asked.
         imports: also import torch and what else runs on the card (some seconds each).
         import_s: longest wait for one of these.
+        metadata_s: longest wait for all else.
 
     Raises:
         DeployError: it is not there, cannot be started, or does not answer.
     """
     arguments = ["--imports", str(import_s)] if imports else []
-    output = _ask(python, arguments, _METADATA_S + (5 * import_s if imports else 0))
+    output = _ask(python, arguments, metadata_s + (5 * import_s if imports else 0))
     for line in reversed(output.splitlines()):
         if line.startswith(_MARK):
             try:

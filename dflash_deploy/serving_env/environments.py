@@ -213,6 +213,8 @@ def _put_in_order(name: str) -> None:
     for leftover in (aside, *root().glob(f".{name}.removing-*"), *root().glob(f".{name}.restoring")):
         if leftover.is_dir():
             shutil.rmtree(leftover)
+    for unfinished in root().glob(f".{making_file(name).name}.*"):
+        unfinished.unlink()
     if (folder / STAMP).is_file():
         making_file(name).unlink(missing_ok=True)
 

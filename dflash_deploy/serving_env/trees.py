@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -153,19 +154,15 @@ def size_bytes(tree: Path) -> int:
 
 
 def can_share_blocks(folder: Path) -> bool:
-    """Whether files of this folder can be reflinked, by trying it on two files that go away at once."""
-    one, other = folder / f".reflink-{os.getpid()}", folder / f".reflink-{os.getpid()}-copy"
+    """Whether files of this folder can be reflinked, by trying it on two files without names."""
     try:
-        one.write_bytes(b"x" * 4096)
-        with one.open("rb") as source, other.open("wb") as target:
+        with tempfile.TemporaryFile(dir=folder) as source, tempfile.TemporaryFile(dir=folder) as target:
+            source.write(b"x" * 4096)
+            source.flush()
             fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
     except OSError:
         return False
-    else:
-        return True
-    finally:
-        one.unlink(missing_ok=True)
-        other.unlink(missing_ok=True)
+    return True
 
 
 def exchange(new: Path, old: Path, aside: Path) -> Path:

@@ -250,9 +250,10 @@ def test_full_disk(wheels, said, tmp_path):
     )
     place = paths.data_dir()
     place.mkdir(parents=True)
-    script = 'mount -t tmpfs -o size=120m tmpfs "$1" && shift && "$@"; status=$?; ls -A "$DATA/envs" >&2; exit $status'
+    script = 'mount -t tmpfs -o size=120m tmpfs "$1" && shift && "$@"; s=$?; ls -A "$DATA/envs" >&2; exit $s'
     box = ["unshare", "-m", "sh", "-c", script, "sh", str(place)]
-    if shutil.which("unshare") is None or subprocess.run([*box, "true"], check=False).returncode != 0:
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(place)]
+    if shutil.which("unshare") is None or subprocess.run(probe, check=False).returncode != 0:
         pytest.skip("mounting a small disk needs root and unshare")
     path = write_pin(tmp_path)
     tool = [sys.executable, "-m", "dflash_deploy", "env", "create", "main", "--pin", str(path)]

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_deploy import paths
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.serving_env import trees
+from dflash_deploy.serving_env.backup import (
+    back_up,
+    check_backup,
+    find_backup,
+    list_backups,
+    remove_backup,
+    restore,
+)
+from dflash_deploy.serving_env.current import choose, default_name, default_python
+from dflash_deploy.serving_env.environments import (
+    Environment,
+    changing,
+    find_environment,
+    list_environments,
+    replaced_folder,
+    root,
+)
+from dflash_deploy.serving_env.remove import remove
+
+from .conftest import Tool, ask
+
+VERSION = "import sglang, torch; print(sglang.__version__, torch.__version__)"
+
+
+def engine_file(environment: Environment) -> Path:
+    return next(environment.folder.glob("lib/python*/site-packages/sglang/__init__.py"))
+
+
+@pytest.fixture
+def marked(environment: Environment) -> Environment:
+    """With permissions, times, links and empty folders that a copy must keep."""
+    extra = environment.folder / "extra"
+    (extra / "empty").mkdir(parents=True)
+    (extra / "secret").write_text("s")
+    (extra / "secret").chmod(0o400)
+    (extra / "run").write_text("#!/bin/sh\n")
+    (extra / "run").chmod(0o755)
+    (extra / "dangling").symlink_to("nowhere/at/all")
+    (extra / "up").symlink_to("../extra")
+    os.utime(extra / "run", ns=(1_000_000_001, 1_500_000_000_123_456_789))
+    os.utime(extra / "dangling", ns=(1, 1_400_000_000_000_000_001), follow_symlinks=False)
+    Path(os.fsdecode(bytes(extra) + b"/\xff\xfe")).write_text("a name that is no UTF-8")
+    os.utime(extra, ns=(1, 1_300_000_000_000_000_000))
+    return environment
+
+
+def test_put_back_byte_for_byte(marked, said):
+    before = trees.scan(marked.folder)
+    made = back_up(marked, reason="before a patch", say=said.append)
+    assert made.record.entries == len(before)
+    assert made.record.reason == "before a patch"
+    assert trees.scan(made.tree) == before
+    # Writes of every kind to the environment, in place too, must not reach the backup.
+    with engine_file(marked).open("a") as file:
+        file.write("__version__ = 'broken'\n")
+    (marked.folder / "extra" / "run").unlink()
+    (marked.folder / "new").write_text("x")
+    (marked.folder / "bin" / "sglang-say").chmod(0o600)
+    check_backup(made, said.append)
+    restored = restore("main", made.record.id, say=said.append)
+    assert trees.scan(marked.folder) == before
+    assert restored.record == marked.record
+    assert ask(marked.python, VERSION) == "0.5.23 2.14.1"
+    script = subprocess.run(
+        [marked.folder / "bin" / "sglang-say"], capture_output=True, text=True, check=True
+    )
+    assert script.stdout == "engine 0.5.23\n"
+    assert sorted(path.name for path in root().iterdir()) == [".main.lock", "main"]
+
+
+def test_a_removed_environment_is_put_back(marked, said):
+    before = trees.scan(marked.folder)
+    back_up(marked, reason="", say=said.append)
+    remove("main", say=said.append)
+    assert list_environments() == ([], [])
+    restore("main", None, say=said.append)
+    assert trees.scan(marked.folder) == before
+
+
+def test_the_newest_is_taken(environment, said):
+    first = back_up(environment, reason="one", say=said.append)
+    (environment.folder / "second").touch()
+    second = back_up(environment, reason="two", say=said.append)
+    assert [one.record.id for one in list_backups("main")] == [first.record.id, second.record.id]
+    (environment.folder / "second").unlink()
+    restore("main", None, say=said.append)
+    assert (environment.folder / "second").exists()
+    restore("main", first.record.id, say=said.append)
+    assert not (environment.folder / "second").exists()
+    remove_backup("main", second.record.id)
+    assert find_backup("main", None).record.id == first.record.id
+    with pytest.raises(DeployError, match="has no backup"):
+        find_backup("main", second.record.id)
+
+
+@pytest.mark.parametrize("damage", ["content", "missing", "added", "mode", "manifest"])
+def test_a_damaged_backup_is_not_put_back(damage, environment, said):
+    before = trees.scan(environment.folder)
+    made = back_up(environment, reason="", say=said.append)
+    victim = next(made.tree.glob("lib/python*/site-packages/sglang/__init__.py"))
+    match damage:
+        case "content":
+            about = victim.stat()
+            victim.write_bytes(b"#" + victim.read_bytes()[1:])
+            os.utime(victim, ns=(about.st_atime_ns, about.st_mtime_ns))
+        case "missing":
+            victim.unlink()
+        case "added":
+            (made.tree / "more").touch()
+        case "mode":
+            victim.chmod(0o777)
+        case "manifest":
+            (made.folder / "manifest.jsonl").write_text("[]\n")
+    with pytest.raises(DeployError) as caught:
+        restore("main", None, say=said.append)
+    assert "is damaged" in caught.value.message
+    assert caught.value.exit_code is ExitCode.INVALID_INPUT
+    assert trees.scan(environment.folder) == before
+
+
+# Each file operation of backup and restore in turn ends the process, as kill -9 would.
+_KILLER = """
+import atexit, os, sys
+count, last = 0, int(sys.argv[1])
+def hook(event, arguments):
+    global count
+    if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "os.symlink",
+                 "os.chmod", "os.utime", "os.truncate", "shutil.rmtree") and any(
+            isinstance(one, (str, bytes)) and "dflash-deploy" in os.fsdecode(one) for one in arguments):
+        count += 1
+        if count > last:
+            os.kill(os.getpid(), 9)
+sys.argv = ["dflash-deploy", *sys.argv[2:]]
+from dflash_deploy.cli import main
+atexit.register(lambda: print("steps:", count))
+sys.addaudithook(hook)
+main()
+"""
+
+
+def run_and_die(step: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _KILLER, str(step), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.fixture
+def tiny(environment: Environment) -> Environment:
+    """With few files, so that there are few moments to die at."""
+    import shutil
+
+    for path in environment.folder.glob("lib/python*/site-packages/*"):
+        if not path.name.startswith("sglang"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in environment.folder.rglob("__pycache__"):
+        shutil.rmtree(path)
+    for path in environment.folder.glob("bin/*ctivate*"):
+        path.unlink()
+    return environment
+
+
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_killed_at_any_step(command, tiny, said):
+    before = trees.scan(tiny.folder)
+    back_up(tiny, reason="", say=said.append)
+    changed = before
+    whole = run_and_die(1_000_000, "env", command, "main")
+    assert whole.returncode == 0, whole.stderr
+    steps = int(whole.stdout.rpartition("steps:")[2])
+    if command == "restore":
+        (tiny.folder / "changed").touch()
+        changed = trees.scan(tiny.folder)
+    # Copying, in the middle, is the same over and over; at both ends things change place.
+    for step in [*range(8), *range(8, steps - 14, steps // 5), *range(steps - 14, steps)]:
+        ended = run_and_die(step, "env", command, "main")
+        assert ended.returncode == -9, step
+        found = find_environment("main")
+        assert found is not None
+        assert trees.scan(found.folder) in (before, changed), step
+        for backup in list_backups("main"):
+            check_backup(backup, said.append)
+            assert trees.scan(backup.tree) == before
+    assert run_and_die(1_000_000, "env", command, "main").returncode == 0
+    if command == "restore":
+        assert trees.scan(tiny.folder) == before
+    back_up(tiny, reason="last", say=said.append)
+    assert sorted(path.name for path in root().iterdir()) == [".main.lock", "main"]
+    places = paths.data_dir() / "backups" / "main"
+    assert [path for path in places.iterdir() if path.name.startswith(".")] == []
+
+
+def test_exchange_where_the_file_system_cannot(tmp_path, monkeypatch, environment):
+    """Without renameat2 the old tree stands aside for a moment; whoever finds it so puts it back."""
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", lambda *_args, **_named: object())
+        was = trees.exchange(tmp_path / "new", tmp_path / "old", tmp_path / "aside")
+    assert was == tmp_path / "aside"
+    assert (tmp_path / "old" / "new").exists()
+    assert (tmp_path / "aside" / "old").exists()
+    environment.folder.rename(replaced_folder("main"))
+    assert find_environment("main") is None
+    with changing("main"):
+        assert find_environment("main") == environment
+
+
+def test_full_disk_is_told_and_leaves_no_half_backup(environment, said, tool: Tool):
+    import resource
+
+    (environment.folder / "big").write_bytes(bytes(300_000))
+    done = tool(
+        "env",
+        "backup",
+        "main",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+    )
+    assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
+    assert "the disk is full" in done.stderr
+    assert list_backups("main") == []
+    assert list((paths.data_dir() / "backups" / "main").iterdir()) == []
+
+
+class TestUse:
+    def test_choice_and_removal(self, environment, tool: Tool):
+        assert default_python() is None
+        assert tool("env", "use", "main").stdout.strip() == str(environment.python)
+        assert default_python() == environment.python
+        refused = tool("env", "remove", "main")
+        assert refused.returncode == ExitCode.UNAVAILABLE
+        assert "in use by tune and emit" in refused.stderr
+        assert find_environment("main") is not None
+        assert tool("env", "remove", "main", "--force").returncode == 0
+        assert default_name() is None
+        assert not environment.folder.exists()
+
+    def test_choice_that_is_gone(self, environment):
+        choose("main")
+        environment.folder.rename(environment.folder.with_name("away"))
+        with pytest.raises(DeployError) as caught:
+            default_python()
+        assert caught.value.exit_code is ExitCode.MISSING
+
+    def test_a_running_server_keeps_its_environment(self, environment, said):
+        back_up(environment, reason="", say=said.append)
+        code = "import time; print(1, flush=True); time.sleep(600)"
+        server = subprocess.Popen([environment.python, "-c", code], stdout=subprocess.PIPE)
+        try:
+            assert server.stdout
+            server.stdout.readline()
+            for change in (remove, lambda name, say: restore(name, None, say=say)):
+                with pytest.raises(DeployError) as caught:
+                    change("main", say=said.append)
+                assert f"process {server.pid}" in caught.value.message
+            restore("main", None, say=said.append, force=True)
+        finally:
+            server.kill()
+            server.wait()
+        remove("main", say=said.append)
+
+    def test_only_our_own_is_removed(self, said):
+        foreign = root() / "photos"
+        foreign.mkdir(parents=True)
+        (foreign / "one.jpg").touch()
+        with pytest.raises(DeployError):
+            remove("photos", say=said.append, force=True)
+        (foreign / ".complete").write_text('{"name": "photos"}')
+        with pytest.raises(DeployError, match="not a record of this tool"):
+            remove("photos", say=said.append, force=True)
+        assert (foreign / "one.jpg").exists()
+        elsewhere = root().parent / "elsewhere"
+        elsewhere.mkdir()
+        (root() / "link").symlink_to(elsewhere)
+        with pytest.raises(DeployError):
+            remove("link", say=said.append, force=True)
+        assert elsewhere.exists()
+
+
+_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8).filter(
+    lambda name: name not in (".", "..")
+)
+_TREES = st.recursive(
+    st.binary(max_size=64) | st.text("abc/.", min_size=1, max_size=8),
+    lambda inner: st.dictionaries(_NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(content=st.dictionaries(_NAMES, _TREES, max_size=4), mode=st.sampled_from([0o400, 0o644, 0o755]))
+def test_any_tree_survives_copying(tmp_path_factory, content, mode):
+    place = tmp_path_factory.mktemp("tree")
+
+    def grow(folder: Path, inner: dict[str, object]) -> None:
+        folder.mkdir()
+        for name, value in inner.items():
+            if isinstance(value, dict):
+                grow(folder / name, value)
+            elif isinstance(value, bytes):
+                (folder / name).write_bytes(value)
+                (folder / name).chmod(mode)
+            else:
+                (folder / name).symlink_to(str(value))
+
+    grow(place / "one", content)
+    copied = trees.copy(place / "one", place / "other")
+    assert copied == trees.scan(place / "one") == trees.scan(place / "other")
+    manifest = place / "manifest"
+    manifest.write_bytes(trees.write_manifest(copied))
+    assert trees.read_manifest(manifest) == copied
+    assert list(trees.differences(copied, trees.scan(place / "other"))) == []
