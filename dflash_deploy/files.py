@@ -1,10 +1,32 @@
-"""Writing files so that a crash or a full disk leaves the old content or the new, never a part."""
+"""Files that a crash, a full disk or somebody else's content cannot turn against the tool.
+
+What is written is the old content or the new, never a part; what is read is a regular file of bounded size.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
+
+
+def read_regular(path: Path, *, most_bytes: int) -> bytes:
+    """The content of a file that anybody may have put there: no pipe is waited for, no device read.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger than ``most_bytes``.
+    """
+    # Opening a FIFO that nobody writes would wait for ever without O_NONBLOCK.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 10} KiB", str(path))
+    return data
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from yaml.events import (
 )
 
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import read_regular
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -120,14 +119,7 @@ def read(path: Path) -> Document:
         DeployError: there is no such file, or it cannot be read.
     """
     try:
-        # Opening a FIFO that nobody writes would wait for ever without O_NONBLOCK.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InvalidDocument(
-                    [Problem((), "expected a file, found something else", Origin(str(path)))]
-                )
-            data = file.read(MAX_BYTES + 1)
+        data = read_regular(path, most_bytes=MAX_BYTES)
     except FileNotFoundError as error:
         raise DeployError(f"{path}: no such file", exit_code=ExitCode.MISSING) from error
     except (OSError, ValueError) as error:
@@ -172,8 +164,8 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = re.compile(r"|~|null|Null|NULL")
 _TRUE = re.compile(r"yes|Yes|YES|true|True|TRUE|on|On|ON")
 _FALSE = re.compile(r"no|No|NO|false|False|FALSE|off|Off|OFF")
-# Only what YAML 1.1 and 1.2 both take as the same number is one: 1e5, 012, 0x10 and 1_000 are text, as they are
-# to whoever writes a file with PyYAML.
+# Only what YAML 1.1 and 1.2 both take as the same number is one. 1e5, 012, 0x10 and 1_000 are text: PyYAML
+# writes text of some of these forms without quotes, and people mean different things by the others.
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"([-+]?[0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")

@@ -182,12 +182,12 @@ class TestFiles:
 
     def test_a_fifo_that_nobody_writes_does_not_hang(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo.yaml")
-        with pytest.raises(InvalidDocument, match="expected a file"):
+        with pytest.raises(DeployError, match="no regular file"):
             yaml_file.read(tmp_path / "fifo.yaml")
 
     @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
     def test_a_device(self, device: str) -> None:
-        with pytest.raises(InvalidDocument, match="expected a file"):
+        with pytest.raises(DeployError, match="no regular file"):
             yaml_file.read(Path(device))
 
     def test_one_that_may_not_be_read(self, tmp_path: Path) -> None:
