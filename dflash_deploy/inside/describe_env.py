@@ -195,9 +195,10 @@ def _import(module: str) -> dict[str, object]:
             "cuda": lambda: imported.version.cuda,
             "hip": lambda: imported.version.hip,
             "arch_list": functools.partial(_built_for, imported),
-            "cudnn": imported.backends.cudnn.version,
-            "cuda_available": imported.cuda.is_available,
-            "capabilities": functools.partial(_capabilities, imported.cuda),
+            # Each looks its names up when asked: a torch may be damaged.
+            "cudnn": lambda: imported.backends.cudnn.version(),  # noqa: PLW0108
+            "cuda_available": lambda: imported.cuda.is_available(),  # noqa: PLW0108
+            "capabilities": lambda: _capabilities(imported.cuda),
         }
         for name, question in questions.items():
             try:

@@ -19,7 +19,6 @@ from dflash_deploy.errors import DeployError, ExitCode
 
 from .checkpoints import bf16, nearest_bf16, read_tensors, reference_row, write_checkpoint, write_tensors
 
-
 COMMAND = [sys.executable, "-m", "dflash_deploy", "checkpoint", "dense-head"]
 
 
@@ -181,7 +180,7 @@ def test_full_disk_is_told_and_can_be_gone_on_with(tmp_path):
 
 
 def test_real_size_within_a_gibibyte(tmp_path):
-    """The head of Qwen3.8-27B: 248,320 by 5,120. Its packed numbers are a hole in the file: all of them zero."""
+    """The head of Qwen3.8-27B: 248,320 by 5,120. Its packed numbers are a hole in the file: all are zero."""
     rows, columns = 248_320, 5120
     source = tmp_path / "source"
     source.mkdir()

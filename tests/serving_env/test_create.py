@@ -177,13 +177,16 @@ def test_names_that_lead_elsewhere(name, said):
 
 
 @pytest.mark.parametrize(
-    ("installer", "moment"),
+    ("installer", "moment", "number"),
     [
-        ("pip", "installing "),
-        *(pytest.param("uv", moment, marks=needs_uv) for moment in ("making ", "installing ", "asking ")),
+        ("pip", "installing ", signal.SIGKILL),
+        *(
+            pytest.param("uv", moment, number, marks=needs_uv)
+            for moment in ("making ", "installing ", "asking ")
+            for number in (signal.SIGKILL, signal.SIGTERM)
+        ),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_cut_short_and_run_again(installer, moment, number, tool: Tool, tmp_path):
     path = write_pin(tmp_path)
     command = ["env", "create", "main", "--pin", str(path), "--installer", installer]
