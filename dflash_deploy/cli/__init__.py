@@ -54,13 +54,33 @@ def main() -> None:
     try:
         app()
     except DeployError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        if error.fix:
-            typer.echo(f"  fix: {error.fix}", err=True)
+        _complain(error.message, error.fix)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe left (`| head`): nothing to say, and nowhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         sys.exit(ExitCode.FAILED)
+    except OSError as error:
+        # A disk that filled up, a folder that may not be read: no fault of the tool's own.
+        at = "the output" if error.filename is None else str(error.filename)
+        _complain(
+            f"{at}: {error.strerror or error}", "make room there, mend its permissions, or name another"
+        )
+        _leave_stdout()
+        sys.exit(ExitCode.UNAVAILABLE)
+
+
+def _complain(message: str, fix: str | None) -> None:
+    from dflash_deploy.machine.text import printable
+
+    # A message may quote a file, a log or a server that means no good to a terminal.
+    lines = [f"error: {message}", *([f"  fix: {fix}"] if fix else [])]
+    for line in "\n".join(lines).split("\n"):
+        typer.echo(printable(line, longest=4096), err=True)
+
+
+def _leave_stdout() -> None:
+    """Nothing more goes to standard output; the interpreter would fail once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

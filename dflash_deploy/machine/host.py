@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Literal
 import psutil
 
 from dflash_deploy import paths
+from dflash_deploy.errors import DeployError
 from dflash_deploy.machine import system
 from dflash_deploy.machine.text import printable
 
@@ -98,13 +99,19 @@ def models_dir(environ: Mapping[str, str]) -> Path:
 
 
 def _disks() -> tuple[Disk, ...]:
-    places: tuple[tuple[Literal["home", "cache", "models"], Path], ...] = (
-        ("home", Path("~").expanduser()),
-        ("cache", paths.cache_dir()),
-        ("models", models_dir(os.environ)),
+    places: tuple[tuple[Literal["home", "cache", "models"], Callable[[], Path]], ...] = (
+        ("home", Path.home),
+        ("cache", paths.cache_dir),
+        ("models", lambda: models_dir(os.environ)),
     )
-    rooms = ((use, path, _room_mib(path)) for use, path in places)
-    return tuple(Disk(use, printable(str(path), longest=4096), *room) for use, path, room in rooms if room)
+    disks = []
+    for use, find in places:
+        # A user without a home folder has none of these.
+        with suppress(RuntimeError, DeployError):
+            path = find()
+            if room := _room_mib(path):
+                disks.append(Disk(use, printable(str(path), longest=4096), *room))
+    return tuple(disks)
 
 
 def _room_mib(path: Path) -> tuple[int, int] | None:
