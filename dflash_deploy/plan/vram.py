@@ -214,7 +214,7 @@ class _Walk:
 
     def _after_sizing(self, sized: Sizing, before_mib: float) -> float:
         """Pools, graphs, first requests; the free memory when the server is ready."""
-        settings, cells = self.settings, self.cells
+        settings = self.settings
         left = remainder_of(
             settings,
             self.terms,
@@ -242,9 +242,11 @@ class _Walk:
         if not self._take("fragments", left.fragments):
             text = _out_of_memory(left.activations, self.free_mib + left.activations + left.fragments)
             self._refuse(Refused(Stage.SERVING, text, "activations"))
-        if self.terms.unified and self.free_mib < _HOST_NEEDS_MIB and cells.target:
-            text = "the host's guard ends the scheduler (exit code -15): less than 8 GiB are free"
-            self._refuse(Refused(Stage.WARM_UP, text, "target KV"))
+        if self.terms.unified and self.free_mib < _HOST_NEEDS_MIB:
+            self.warnings.append(
+                f"{max(self.free_mib, 0.0) / 1024:.1f} GiB of the host's memory are left: where a guard "
+                "(earlyoom) runs, it ends the server below 8 GiB (exit code -15)"
+            )
         self._note_limits(sized)
         return ready_free_mib
 

@@ -1,4 +1,4 @@
-"""Other models, several cards, and whatever a person may type: a plan or an error for people, never a crash."""
+"""Other models, several cards, and whatever a person may type: a plan or an error, never a crash."""
 
 from __future__ import annotations
 
