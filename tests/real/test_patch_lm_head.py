@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dflash_deploy.serving_env.patches.description import load_patch
 from dflash_deploy.serving_env.patches.live import check
 from dflash_deploy.serving_env.patches.operations import apply, revert
 from dflash_deploy.serving_env.patches.tree import Tree, find_tree
-from tests.serving_env.patches.trees import DFLASH, METHOD_WITH_TP, SHAPES, install
+from tests.serving_env.patches.trees import DFLASH, METHOD_WITH_TP, SHAPES, install, snapshot
 
 from .conftest import RealSglang
 
@@ -206,3 +207,27 @@ def test_reverting_brings_the_refusal_back(sglang: RealSglang, tree: Tree) -> No
     revert(HEAD, tree)
     done = run(sglang, tree, "candidates(head, hidden)")
     assert "requires a dense target lm_head" in done.stderr
+
+
+def test_a_patch_that_does_not_do_what_it_should_is_taken_back(sglang: RealSglang, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    site_packages = environment / "lib" / "python3.11" / "site-packages"
+    wrong = SHAPES["method"].replace("return ids.long(),", "return ids.long() + 900,")
+    install(site_packages, files={DFLASH: wrong})
+    (environment / "bin").mkdir()
+    python = environment / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sglang.environment.python} "$@"\n')
+    python.chmod(0o755)
+    before = snapshot(environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "patch", "apply", HEAD, "--env", str(environment)],
+        env={**os.environ, "PYTHONPATH": str(site_packages), "VIRTUAL_ENV": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "does not do here what it should" in done.stderr
+    assert "only pads the vocabulary" in done.stderr
+    assert snapshot(environment) == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -89,6 +89,10 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
         stale = entry is not None
         verdict = told(VerdictKind.FILE_MISSING, *_missing(patch, tree, error, evidence))
         return Examination(verdict, path, entry=entry)
+    if entry is not None and entry.state != "applied":
+        reason = f"{entry.state} it was cut short, or goes on right now"
+        fix = f"dflash-deploy patch check --env {tree.site_packages}"
+        return Examination(told(VerdictKind.DRIFTED, reason, fix=fix), path, content, entry=entry)
     if entry is not None:
         now = ledger.sha256(content)
         if now == entry.change.after:
@@ -118,6 +122,9 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
     verdict = _from_structure(
         patch, tree, reading, as_installed=as_installed, evidence=evidence, decision=decision, stale=stale
     )
+    if stale and verdict.fix is None:
+        drop = f"dflash-deploy patch revert {patch.name} --env {tree.site_packages}"
+        verdict = replace(verdict, fix=f"{drop} (nothing is left to revert; the old record goes)")
     return Examination(verdict, path, content, reading, entry)
 
 

@@ -201,6 +201,21 @@ def test_a_package_that_lies_outside_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "shared" / "layers/quantization/fp8_utils.py").read_text() == FP8_SOURCE
 
 
+def test_a_file_system_without_hard_links_gets_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_paths: object, **_options: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refused)
+    tree = find_tree(install(tmp_path))
+    (tmp_path / FP8).chmod(0o640)
+    before = snapshot(tmp_path)
+    apply_bmm(tree)
+    revert(BMM, tree)
+    assert snapshot(tmp_path) == before
+
+
 def test_permissions_stay(tmp_path: Path) -> None:
     tree = find_tree(install(tmp_path))
     (tmp_path / FP8).chmod(0o444)

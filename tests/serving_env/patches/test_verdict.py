@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.serving_env.patches import ledger
 from dflash_deploy.serving_env.patches.bmm import Decision, by_hand
 from dflash_deploy.serving_env.patches.description import load_patch
 from dflash_deploy.serving_env.patches.operations import apply
@@ -120,6 +121,27 @@ def test_ours_is_known_and_an_edit_of_ours_is_refused(tmp_path: Path) -> None:
     found = verdict(tmp_path)
     assert found.kind is VerdictKind.DRIFTED
     assert found.stale
+
+
+def test_an_application_in_progress_is_not_read_as_applied(tmp_path: Path) -> None:
+    tree = find_tree(install(tmp_path))
+    apply(load_patch(HEAD), tree, {})
+    ledger.state_path(tree, HEAD, "applied").rename(ledger.state_path(tree, HEAD, "applying"))
+    found = verdict(tmp_path)
+    assert found.kind is VerdictKind.DRIFTED
+    assert "cut short" in found.reason
+
+
+def test_what_an_upgrade_made_needless_has_a_record_to_drop(tmp_path: Path) -> None:
+    install(tmp_path)
+    apply(load_patch(HEAD), find_tree(tmp_path), {})
+    (tmp_path / "sglang-0.5.18.dist-info").rename(tmp_path / "old")
+    install(tmp_path, version="0.5.19", files={DFLASH: FIXED})
+    found = verdict(tmp_path)
+    assert found.kind is VerdictKind.NOT_NEEDED
+    assert found.stale
+    assert found.fix is not None
+    assert found.fix.startswith(f"dflash-deploy patch revert {HEAD} --env {tmp_path}")
 
 
 def test_an_upgrade_over_ours_is_seen(tmp_path: Path) -> None:
