@@ -161,7 +161,7 @@ class _Walk:
                 raise wrong(f"{free:g} MiB cannot be free on a card of {self.question.card_memory_mib} MiB")
             self.driver_mib = min(self.driver_mib, self.question.card_memory_mib - free)
             self.free_mib = self.question.card_memory_mib - self.driver_mib
-            self._take("context", self.free_mib - free, exact=True)
+            self._take("context", max(self.free_mib - free, 0.0), exact=True)
             return
         if other:
             self._take("other processes", other, exact=True)
