@@ -1,0 +1,76 @@
+"""Checks of access to checkpoints on the Hugging Face hub. Nothing is asked over the network."""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import partial
+from pathlib import Path
+
+from dflash_deploy.checkpoint import hub_cache
+from dflash_deploy.watch.doctor.finding import Answer, Repair, failed, passed, warned
+from dflash_deploy.watch.doctor.subject import Subject
+
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_MAX_TOKEN_BYTES = 4096
+
+
+def offline(subject: Subject) -> Answer:
+    """Offline mode is off, or nothing has to be downloaded."""
+    environ = {**os.environ, **(subject.profile.env if subject.profile else {})}
+    on = [name for name in _OFFLINE if environ.get(name, "").lower() in _TRUE]
+    if not on:
+        return passed("off; the hub may be asked")
+    setting = ", ".join(f"{name}={environ[name]}" for name in on)
+    missing = [
+        model.place
+        for model in (subject.target(), subject.draft())
+        if model is not None and model.checkpoint is None and not model.is_folder
+    ]
+    if missing:
+        return failed(
+            f"offline ({setting}), and not on this machine: {', '.join(missing)}",
+            "; ".join(f"HF_HUB_OFFLINE=0 hf download {place}" for place in missing),
+        )
+    return passed(f"on ({setting})")
+
+
+def token(_: Subject) -> Answer:
+    """A token for gated checkpoints has the form of one, and nobody else can read it."""
+    for name in _TOKENS:
+        if given := os.environ.get(name):
+            if not _is_token(given):
+                return warned(
+                    f"{name} is set and is no token: it should be one word that begins with hf_",
+                    f"unset {name}; hf auth login",
+                )
+            return passed(f"from {name} (not shown)")
+    file = Path(os.environ.get("HF_TOKEN_PATH") or hub_cache.hugging_face_dir() / "token").expanduser()
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            text = opened.read(_MAX_TOKEN_BYTES).decode("ascii", "replace")
+    except FileNotFoundError:
+        return passed("none; open checkpoints need none (for gated ones: hf auth login)")
+    except OSError as error:
+        return warned(f"{file} cannot be read: {error.strerror}", f"ls -l {file}")
+    if not _is_token(text.strip()):
+        return warned(f"{file} holds no token: it should be one word that begins with hf_", "hf auth login")
+    if stat.S_IMODE(mode) & 0o077:
+        return warned(
+            f"{file} can be read by others (mode {stat.S_IMODE(mode):o})",
+            f"chmod 600 {file}",
+            repair=Repair(f"chmod 600 {file}", partial(_shut, file)),
+        )
+    return passed(f"from {file} (not shown)")
+
+
+def _shut(file: Path) -> str:
+    file.chmod(0o600)
+    return f"{file} is its owner's alone now"
+
+
+def _is_token(text: str) -> bool:
+    return text.startswith("hf_") and text.isascii() and text.isprintable() and " " not in text
