@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash_deploy.cli import given
 from dflash_deploy.errors import DeployError, ExitCode
 
 if TYPE_CHECKING:
@@ -27,24 +28,34 @@ def emit(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the unit there instead of printing it."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            parser=given.path,
+            help="Write the unit there, or into that folder, instead of printing it.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --output: show what would change, and write nothing.")
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace a different file; it is kept beside as FILE.previous."),
+        typer.Option(
+            "--force", help="With --output: replace a different file, which is kept as FILE.previous."
+        ),
     ] = False,
     allow_simulated: Annotated[
         bool,
-        typer.Option("--allow-simulated", help="Write a unit even though its study was only simulated."),
+        typer.Option(
+            "--allow-simulated", help="With --output: write it even though its study was only simulated."
+        ),
     ] = False,
     system: Annotated[
         bool,
         typer.Option(
             "--system/--user-manager",
-            help="Unit for the machine's systemd, or for your own (systemctl --user).",
+            help="Unit for the machine's systemd, which root installs, or for your own (systemctl --user).",
         ),
     ] = True,
     user: Annotated[
@@ -60,25 +71,40 @@ def emit(
         typer.Option(
             "--python",
             metavar="PATH",
+            parser=given.path,
             help=f"Interpreter of the serving environment [default: the study's, else {PYTHON_PLACE}].",
         ),
     ] = None,
 ) -> None:
-    """Print the systemd unit that serves a study's best configuration, or write it with --output.
+    """Print or write the systemd unit of a study's best configuration.
 
-    The unit starts the real engine, also when the study was simulated; a comment at its top says so then.
+    A unit is the file that makes systemd start a service and keep it running. It starts the real engine, also
+    when the study was simulated; a comment at its top says so then, and how it is installed.
     """
     from dflash_deploy.deploy import change
     from dflash_deploy.deploy.unit import render_unit
     from dflash_deploy.tune.records import read_study, read_trials
 
+    if output is None and (dry_run or force):
+        raise DeployError(
+            "--dry-run and --force are about a file, and none is named",
+            fix="add --output FILE",
+            exit_code=ExitCode.USAGE,
+        )
+    if user is not None and not system:
+        raise DeployError(
+            "a unit of your own manager runs as you",
+            fix="leave out --user or --user-manager",
+            exit_code=ExitCode.USAGE,
+        )
     folder = _study_folder(study)
     record = read_study(folder)
     chosen = _choose(record, read_trials(folder), trial)
     spec = _spec(record, chosen, python=python, system=system, user=user)
     unit = render_unit(spec)
     if output is None:
-        typer.echo(unit, nl=False)
+        # As bytes: a unit is UTF-8 whatever the terminal's encoding is.
+        typer.echo(unit.encode(), nl=False)
         return
     planned = change.change_of(output, unit, name_in_folder=spec.unit_name)
     if dry_run:
@@ -99,16 +125,18 @@ def _study_folder(study: str | None) -> Path:
 
     if study is None:
         return last_study()
-    given = Path(study).expanduser()
-    if "/" in study or (given / "study.json").is_file():
-        return given
-    if study in (".", "..") or not (studies_dir() / study / "study.json").is_file():
-        raise DeployError(
-            f"there is no study {study!r} in {studies_dir()}",
-            fix="dflash-deploy tune, or give the folder of the study",
-            exit_code=ExitCode.MISSING,
-        )
-    return studies_dir() / study
+    if study and "/" not in study and study not in (".", ".."):
+        named = studies_dir() / study
+        if (named / "study.json").is_file():
+            return named
+    folder = given.path(study)
+    if "/" in study or (folder / "study.json").is_file():
+        return folder
+    raise DeployError(
+        f"there is no study {study!r} in {studies_dir()}",
+        fix="dflash-deploy tune, or give the folder of the study",
+        exit_code=ExitCode.MISSING,
+    )
 
 
 def _choose(study: StudyRecord, trials: list[TrialRecord], number: int | None) -> TrialRecord:
@@ -150,7 +178,7 @@ def _spec(
     service = profile.service
     measured_with = Path(trial.argv[0]) if trial.argv and not study.simulated else None
     argv = launch_argv(
-        python or profile.engine.python or measured_with or PYTHON_PLACE,
+        (python.absolute() if python else None) or profile.engine.python or measured_with or PYTHON_PLACE,
         values(trial.flags),
         host=service.host,
         port=service.port,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,26 +53,29 @@ def change_of(path: Path, after: str, *, name_in_folder: str | None = None) -> C
         name_in_folder: what a file in a folder is called.
 
     Raises:
-        DeployError: it cannot be read, or is no plain text file (a link, a folder, a device).
+        DeployError: it cannot be read, is no plain text file (a link, a folder, a device), or would stand in
+            a folder that is not there.
     """
     try:
         if name_in_folder is not None and path.is_dir():
             path /= name_in_folder
-        if not path.is_symlink() and not path.exists():
+        if path.is_symlink():
+            raise _unfit(f"{path} is a link, to {path.readlink()}", "give --output another path")
+        if not path.exists():
+            if not path.parent.is_dir():
+                raise _unfit(f"{path.parent} is not there", f"mkdir -p {shlex.quote(str(path.parent))}")
             return Change(path, None, after)
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
-            raise DeployError(
-                f"{path} is there and is no plain file of ours",
-                fix="give --output another path",
-                exit_code=ExitCode.UNAVAILABLE,
-            )
+        if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
+            raise _unfit(f"{path} is there and is no text file", "give --output another path")
         return Change(path, path.read_bytes().decode(), after)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DeployError(
-            f"{path} cannot be read: {error}",
-            fix="give --output another path",
-            exit_code=ExitCode.UNAVAILABLE,
-        ) from error
+    except UnicodeDecodeError as error:
+        raise _unfit(f"{path} is there and is no text file", "give --output another path") from error
+    except OSError as error:
+        raise _unfit(f"{path} cannot be read: {error.strerror}", "give --output another path") from error
+
+
+def _unfit(message: str, fix: str) -> DeployError:
+    return DeployError(message, fix=fix, exit_code=ExitCode.UNAVAILABLE)
 
 
 def apply(change: Change, *, replace: bool) -> None:

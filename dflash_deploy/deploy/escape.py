@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from dflash_deploy.errors import DeployError, ExitCode
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # systemd drops a line that holds one of Unicode's noncharacters.
 _NONCHARACTER = re.compile(
     "[\ufdd0-\ufdef"
@@ -24,6 +24,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # The kernel refuses a longer argument or variable (MAX_ARG_STRLEN, its closing NUL counted).
 _LONGEST_WORD_BYTES = 128 * 1024 - 1
+_LONGEST_COMMENT = 1000
 
 
 def command_word(argument: str) -> str:
@@ -88,9 +89,12 @@ def setting_path(path: str) -> str:
 
 
 def comment(text: str) -> str:
-    """Text for a comment line: on one line, whatever it holds, and never continued on the next."""
-    one_line = " ".join(_NONCHARACTER.sub("?", _CONTROL.sub(" ", text)).split())
-    return one_line.encode(errors="replace").decode().rstrip("\\ ")
+    """Text for a comment line: on one line of bounded length, whatever it holds, and never continued.
+
+    What a terminal would act on instead of showing it (escape codes, direction marks) becomes ``?``.
+    """
+    one_line = " ".join(text[:_LONGEST_COMMENT].split())
+    return "".join(letter if letter.isprintable() else "?" for letter in one_line).rstrip("\\ ")
 
 
 def command_line(program: str, arguments: Iterable[str]) -> str:

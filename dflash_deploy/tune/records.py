@@ -11,19 +11,21 @@ has ended; a folder without the second is a trial that was cut short, and is don
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from dflash_deploy.bench.measurement import Measurement
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.files import write_atomic
+from dflash_deploy.files import read_regular, write_atomic
 from dflash_deploy.profile.schema import FlagSetting, Profile
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
+_LARGEST_BYTES = 32 << 20
 
 _R = TypeVar("_R", bound="_Record")
 
@@ -96,9 +98,9 @@ class TrialRecord(_Record):
 class StudyRecord(_Record):
     """What was asked and where. ``simulated`` holds for every figure of the study."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     name: str
-    created: datetime
+    created: AwareDatetime
     tool_version: str
     simulated: bool
     time_scale: float = 1.0
@@ -117,7 +119,7 @@ def read_study(folder: Path) -> StudyRecord:
     """Read ``study.json``.
 
     Raises:
-        DeployError: there is no study, or it cannot be read.
+        DeployError: there is no study, it cannot be read, or a newer version of the tool wrote it.
     """
     path = folder / "study.json"
     if not path.is_file():
@@ -147,6 +149,33 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 def _read(path: Path, kind: type[_R]) -> _R:
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise DeployError(f"{path} cannot be read: {error}", exit_code=ExitCode.INVALID_INPUT) from error
+        written = read_regular(path, most_bytes=_LARGEST_BYTES)
+        return kind.model_validate_json(written)
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValidationError as error:
+        version = _version_of(written)
+        if version > SCHEMA_VERSION:
+            raise DeployError(
+                f"{path} was written by a newer dflash-deploy (records of version {version}; this one reads "
+                f"{SCHEMA_VERSION})",
+                fix="pip install --upgrade dflash-deploy",
+                exit_code=ExitCode.INVALID_INPUT,
+            ) from None
+        first, more = error.errors(include_url=False)[0], error.error_count() - 1
+        at = ".".join(str(part) for part in first["loc"])
+        why = ": ".join(part for part in (at, first["msg"]) if part) + (f" (and {more} more)" if more else "")
+    raise DeployError(
+        f"{path} is no record that this tool reads: {why}",
+        fix="put the file back from a copy, or move the study's folder away",
+        exit_code=ExitCode.INVALID_INPUT,
+    )
+
+
+def _version_of(written: bytes) -> int:
+    try:
+        content = json.loads(written)
+    except (ValueError, RecursionError):
+        return 0
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    return version if isinstance(version, int) else 0

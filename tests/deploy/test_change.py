@@ -9,12 +9,18 @@ from dflash_deploy.errors import DeployError, ExitCode
 
 
 def test_a_new_file_is_shown_then_written(tmp_path: Path):
-    planned = change.change_of(tmp_path / "new" / "x.service", "a\nb\n")
+    planned = change.change_of(tmp_path / "x.service", "a\nb\n")
     assert "+a\n+b\n" in planned.diff()
     assert "/dev/null" in planned.diff()
     assert not planned.path.exists()
     change.apply(planned, replace=False)
     assert planned.path.read_text() == "a\nb\n"
+
+
+def test_a_folder_that_is_not_there_is_not_made_up(tmp_path: Path):
+    with pytest.raises(DeployError, match="is not there") as caught:
+        change.change_of(tmp_path / "sytem units" / "x.service", "a\n")
+    assert caught.value.fix == f"mkdir -p '{tmp_path}/sytem units'"
 
 
 def test_the_same_content_is_no_change(tmp_path: Path):

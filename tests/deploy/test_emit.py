@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -177,17 +178,46 @@ def test_an_open_address_goes_with_its_key_file(tmp_path: Path):
         ([".."], 4, "no study"),
         (["mine", "--trial", 9], 4, "no trial 9"),
         (["mine", "--trial", 2], 1, "out of memory"),
-        (["mine", "--python", "bin/python"], 3, "full path"),
+        (["mine", "--python", 'a"b/python'], 3, 'path holds "'),
+        (["mine", "--python", ""], 2, "expected a path"),
+        (["mine", "--output", ""], 2, "expected a path"),
+        (["mine", "--output", "~nobody-of-this-name/x"], 2, "no such home folder"),
+        (["mine", "--dry-run"], 2, "--output FILE"),
+        (["mine", "--force"], 2, "--output FILE"),
+        (["mine", "--user-manager", "--user", "me"], 2, "leave out --user"),
+        ([""], 2, "expected a path"),
         (["mine", "--user", "root\nx"], 3, "user's name"),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_message(study: Path, arguments, status: int, said: str):
     done = emit(*arguments)
     assert done.returncode == status
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
+    assert "rror: " in done.stderr
+    assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_python_is_named_from_where_the_command_is_run(study: Path):
+    assert command_of(emit("--python", "env/bin/python").stdout)[0] == str(Path.cwd() / "env/bin/python")
+
+
+def test_a_folder_that_lies_here_does_not_stand_for_a_study_so_named(
+    study: Path, tmp_path: Path, monkeypatch
+):
+    write_study(tmp_path / "mine", trial(0, 1.0, argv=["/foreign/python"]))
+    monkeypatch.chdir(tmp_path)
+    assert command_of(emit("mine").stdout)[0] == "/env/bin/python"
+    assert command_of(emit("./mine").stdout)[0] == "/foreign/python"
+
+
+def test_a_unit_is_utf_8_whatever_the_terminal_is(tmp_path: Path, monkeypatch):
+    write_study(tmp_path / "s", trial(0, 1.0, argv=["/münchen/python"]))
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "emit", str(tmp_path / "s")], capture_output=True, check=True
+    )
+    assert 'ExecStart="/münchen/python"' in done.stdout.decode()
 
 
 def test_no_study_and_no_feasible_trial_are_told_apart(tmp_path: Path):
@@ -198,9 +228,67 @@ def test_no_study_and_no_feasible_trial_are_told_apart(tmp_path: Path):
     assert "within its limits" in done.stderr
 
 
-def test_a_broken_record_is_named(study: Path):
-    broken = trial_folder(study, 1) / "trial.json"
-    broken.write_text("{")
+def _damaged(study: Path, what: str) -> Path:
+    """A study's record or a trial's, put out of order in one way."""
+    record, first = study / "study.json", trial_folder(study, 0) / "trial.json"
+    match what:
+        case "cut":
+            first.write_text(first.read_text()[:200])
+        case "binary":
+            first.write_bytes(b"\xff\xfe\0")
+        case "deep":
+            first.write_text("[" * 100_000)
+        case "a pipe":
+            first.unlink()
+            os.mkfifo(first)
+        case "huge":
+            with first.open("wb") as file:
+                file.truncate(1 << 40)
+        case "without a time zone":
+            record.write_text(record.read_text().replace("2026-01-02T03:04:00Z", "2026-01-02T03:04:00"))
+            return record
+    return first
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "cut",
+        "binary",
+        "deep",
+        "a pipe",
+        "huge",
+        "without a time zone",
+    ],
+)
+def test_a_damaged_record_is_named(study: Path, what: str):
+    damaged = _damaged(study, what)
     done = emit()
     assert done.returncode == 3
-    assert str(broken) in done.stderr
+    assert done.stderr.startswith(f"error: {damaged} is no record that this tool reads: ")
+    assert len(done.stderr.splitlines()) == 2
+    assert "pydantic" not in done.stderr
+
+
+@pytest.mark.parametrize("also", ["", '"a_key_to_come": 1,'])
+def test_a_study_of_a_newer_version_of_the_tool_is_said_to_be_one(study: Path, also: str):
+    record = study / "study.json"
+    record.write_text(record.read_text().replace('"schema_version": 1,', f'"schema_version": 2, {also}'))
+    done = emit()
+    assert done.returncode == 3
+    assert "was written by a newer dflash-deploy (records of version 2; this one reads 1)" in done.stderr
+
+
+def test_text_of_a_record_never_acts_on_a_terminal_or_a_unit(study: Path):
+    hostile = "x\x1b]0;t\x07\x9b31m\u202e\n[Service]\nExecStart=/bin/evil\\"
+    record = trial(7, 900.0, source=hostile)
+    write_record(trial_folder(study, 7) / "trial.json", record)
+    done = emit()
+    assert done.returncode == 0
+    assert systemd.settings(done.stdout)["ExecStart"][0].startswith("/env/bin/python")
+    assert done.stdout.replace("\n", "").isprintable()
+
+    write_record(trial_folder(study, 8) / "trial.json", trial(8, None, reason=hostile))
+    done = emit("--trial", 8)
+    assert done.returncode == 1
+    assert done.stderr.replace("\n", "").isprintable()
