@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import time
 import types
+import typing
 
 MARK = "DFLASH-DEPLOY-ENVIRONMENT "
 IMPORTS = ("torch", "flashinfer", "sgl_kernel", "triton")
@@ -191,7 +192,7 @@ def _import(module: str) -> dict[str, object]:
     imported = __import__(module)
     told: dict[str, object] = {"version": str(getattr(imported, "__version__", "")) or None}
     if module == "torch":
-        questions = {
+        questions: dict[str, typing.Callable[[], object]] = {
             "cuda": lambda: imported.version.cuda,
             "hip": lambda: imported.version.hip,
             "arch_list": functools.partial(_built_for, imported),

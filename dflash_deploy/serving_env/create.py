@@ -195,9 +195,11 @@ def _make(name: str, stamp: _Stamp, python: str, *, installer: Installer, say: S
     write_atomic(environments.making_file(name), records.write_text(note))
     log_path = paths.state_dir() / "env" / f"{name}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("w+b") as log:
+    # For its owner alone: addresses of indexes may hold a password.
+    opened = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(opened, "w+b") as log:
         say(f"making {folder} with {installer} and Python {pin.python} (log: {log_path})")
-        job = Job(installer, log, say, lock)
+        job = Job(installer, log, log_path, say, lock)
         make_venv(folder, python, job)
         say(f"installing {' '.join(pin.requirements())}")
         install(folder, pin, stamp.constraints, job)

@@ -85,6 +85,7 @@ class Job:
 
     installer: Installer
     log: IO[bytes]
+    log_path: Path
     say: Say
     lock: int
 
@@ -196,7 +197,7 @@ def _run(command: Sequence[str], job: Job) -> None:
         process.wait()
         raise
     if status != 0:
-        raise _failure(command, status, log, began)
+        raise _failure(command, status, job.log_path, began)
 
 
 def _follow(process: subprocess.Popen[bytes], log: IO[bytes], say: Say) -> None:
@@ -226,8 +227,8 @@ def _follow(process: subprocess.Popen[bytes], log: IO[bytes], say: Say) -> None:
     output.close()
 
 
-def _failure(command: Sequence[str], status: int, log: IO[bytes], began: int) -> DeployError:
-    with Path(log.name).open("rb") as written:
+def _failure(command: Sequence[str], status: int, log_path: Path, began: int) -> DeployError:
+    with log_path.open("rb") as written:
         written.seek(max(began, written.seek(0, os.SEEK_END) - (64 << 10)))
         text = written.read().decode(errors="replace")
     tail = [printable(line, longest=200) for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
@@ -239,7 +240,7 @@ def _failure(command: Sequence[str], status: int, log: IO[bytes], began: int) ->
     name = Path(command[0]).name
     return DeployError(
         "\n".join([f"{name} could not do it: {why}", *(f"    {line}" for line in tail)]),
-        fix=f"{_FIXES.get(code, 'see the whole log')} (log: {log.name})",
+        fix=f"{_FIXES.get(code, 'see the whole log')} (log: {log_path})",
         exit_code=code,
     )
 

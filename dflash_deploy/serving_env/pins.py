@@ -101,6 +101,8 @@ class EnginePin(BaseModel):
             place = self.wheel.rpartition("/")[2]
             if not _WHEEL.fullmatch(place) or ("://" in self.wheel and not _URL.fullmatch(self.wheel)):
                 raise ValueError("wheel: expected the path or https:// address of a .whl file")
+            if self.wheel.startswith("http://") and "#sha256=" not in place:
+                raise ValueError("wheel: http:// can be tampered with: use https://, or add #sha256=...")
         return self
 
     @property

@@ -273,6 +273,17 @@ class TestUse:
             server.wait()
         remove("main", say=said.append)
 
+    def test_a_unit_keeps_its_environment(self, environment, said, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        unit = tmp_path / ".config" / "systemd" / "user" / "serve.service"
+        unit.parent.mkdir(parents=True)
+        unit.write_text(f"[Service]\nExecStart={environment.python} -m sglang.launch_server\n")
+        with pytest.raises(DeployError) as caught:
+            remove("main", say=said.append)
+        assert f"unit {unit}" in caught.value.message
+        unit.unlink()
+        remove("main", say=said.append)
+
     def test_only_our_own_is_removed(self, said):
         foreign = root() / "photos"
         foreign.mkdir(parents=True)

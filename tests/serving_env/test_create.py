@@ -42,6 +42,9 @@ def test_made_from_a_release(installer, said, tool: Tool, tmp_path):
     listed = json.loads(tool("env", "list", "--json").stdout)
     assert [one["name"] for one in listed["environments"]] == ["main"]
     assert listed["environments"][0]["version"] == "0.5.23"
+    log = paths.state_dir() / "env" / "main.log"
+    assert "sglang==0.5.23" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
     # A second run finds it done.
     assert create("main", pin(), say=said.append).record == record
 

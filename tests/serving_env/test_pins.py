@@ -56,6 +56,7 @@ def test_a_persons_own_takes_the_place_of_a_shipped_one():
         ({"version": "'>=0.5'"}, "version"),
         ({"wheel": "notes.txt"}, "a .whl file"),
         ({"wheel": "ftp://x/y.whl"}, "a .whl file"),
+        ({"wheel": "http://x/sglang-1-py3-none-any.whl"}, "add #sha256="),
         ({"git": "https://x/y"}, "git and commit belong together"),
         ({"git": "https://x/y", "commit": "main"}, "commit"),
         ({"git": "--upload-pack=evil", "commit": COMMIT}, "git: expected https://"),
