@@ -76,10 +76,11 @@ def emit(
         ),
     ] = None,
 ) -> None:
-    """Print or write the systemd unit of a study's best configuration.
+    """Print or write the systemd unit of a tuned service.
 
-    A unit is the file that makes systemd start a service and keep it running. It starts the real engine, also
-    when the study was simulated; a comment at its top says so then, and how it is installed.
+    A unit is the file that makes systemd start a service and keep it running: here with the best
+    configuration of a study, or with that of --trial. It starts the real engine, also when the study was
+    simulated; a comment at its top says so then, and how it is installed.
     """
     from dflash_deploy.deploy import change
     from dflash_deploy.deploy.unit import render_unit

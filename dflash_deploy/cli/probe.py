@@ -14,7 +14,7 @@ def probe(
         bool, typer.Option("--json", help="Print one JSON object instead (docs/json.md lists its keys).")
     ] = False,
 ) -> None:
-    """Show the GPUs, driver and host of this machine, all measured now.
+    """Show this machine's GPUs, driver and host, measured now.
 
     Exits with 0 when a GPU was read, with 4 when there is none or no driver.
     """

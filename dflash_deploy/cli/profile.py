@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash_deploy.cli import given
 from dflash_deploy.errors import DeployError, ExitCode
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ _Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change one value, as workload.users=4 (YAML; null takes the key out). May be repeated.",
+        help="Change one value, such as workload.users=4. It is read as YAML; null takes the key out. May be "
+        "repeated.",
     ),
 ]
 
@@ -32,7 +35,11 @@ def list_profiles(
         bool, typer.Option("--json", help="Print one JSON object instead (docs/json.md lists its keys).")
     ] = False,
 ) -> None:
-    """List the profiles there are: shipped ones, and your own in ~/.config/dflash-deploy/profiles."""
+    """List the profiles there are.
+
+    They are shipped ones, and your own in ~/.config/dflash-deploy/profiles. One that is "hidden" is not used:
+    a profile of your own has its name.
+    """
     from dataclasses import asdict
 
     from dflash_deploy.profile import load, render
@@ -51,20 +58,26 @@ def list_profiles(
 
 
 def _about(entry: ProfileEntry) -> str:
-    if entry.problem is not None:
-        return f"wrong: {entry.problem.splitlines()[0]}"
-    return entry.summary
+    from dflash_deploy.machine.text import printable
+
+    about = entry.summary if entry.problem is None else f"wrong: {entry.problem.splitlines()[0]}"
+    return printable(about, longest=4096)
 
 
 @app.command("show")
 def show(
-    profile: Annotated[str, typer.Argument(help="Name of a profile, or path of a profile file.")],
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="Name of a profile, or path of a profile file.")
+    ],
     settings: _Settings = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead (docs/json.md lists its keys).")
     ] = False,
 ) -> None:
-    """Print a profile with all layers and defaults in place, as a file that could be used itself."""
+    """Print a profile with its layers and defaults in place.
+
+    What is printed is a profile itself.
+    """
     from dflash_deploy.profile import load, render
 
     resolved = load.resolve(profile, overrides=settings or ())
@@ -76,14 +89,20 @@ def show(
 
 @app.command("new")
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the new profile.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new profile.")],
     base: Annotated[
         str, typer.Option("--from", metavar="PROFILE", help="Profile to begin from: a name or a path.")
     ] = "rtx5090-single-user",
     settings: _Settings = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write; without it, one among your own profiles."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            parser=given.path,
+            help="File to write; without it, one among your own profiles.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
 ) -> None:
@@ -94,7 +113,7 @@ def new(
     load.require_name(name)
     resolved = load.resolve(base, overrides=settings or ())
     path = output or load.user_dir() / f"{name}.yaml"
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:
         raise DeployError(
             f"{path} is there already",
             fix="give another name, --output FILE, or --force to replace it",
@@ -115,16 +134,16 @@ def new(
 @app.command("validate")
 def validate(
     profiles: Annotated[
-        list[str], typer.Argument(help="Names of profiles, or paths of profile files.", metavar="PROFILE...")
+        list[str], typer.Argument(help="Names of profiles, or paths of profile files.", metavar="PROFILE")
     ],
     settings: _Settings = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead (docs/json.md lists its keys).")
     ] = False,
 ) -> None:
-    """Check profiles, and tell every mistake with its file, line and key. Nothing is started.
+    """Check profiles and tell every mistake with its place.
 
-    Exits with 0 when all are right, 3 when one is wrong, 4 when one is not there.
+    Nothing is started. Exits with 0 when all are right, 3 when one is wrong, 4 when one is not there.
     """
     from dflash_deploy.profile import load, render
 
@@ -139,17 +158,29 @@ def validate(
             worst = caught.exit_code if worst in (ExitCode.OK, ExitCode.MISSING) else worst
         results.append(render.verdict(profile, error))
         if not json:
-            typer.echo(f"{profile}: right" if error is None else error.message)
+            typer.echo(_verdict(profile, error))
     if json:
         _print_json({"schema_version": render.SCHEMA_VERSION, "profiles": results})
     if worst != ExitCode.OK:
         raise typer.Exit(worst)
 
 
+def _verdict(profile: str, error: DeployError | None) -> str:
+    from dflash_deploy.machine.text import printable
+
+    if error is None:
+        said = f"{profile}: right"
+    elif error.exit_code is ExitCode.MISSING and error.fix:
+        said = f"{error.message}\n  fix: {error.fix}"
+    else:
+        said = error.message
+    return "\n".join(printable(line, longest=4096) for line in said.split("\n"))
+
+
 def _print_json(content: dict[str, object]) -> None:
     from json import dumps
 
-    typer.echo(dumps(content, indent=2, ensure_ascii=False, default=str))
+    typer.echo(dumps(content, indent=2, default=str))
 
 
 def _print_table(heads: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) -> None:

@@ -43,7 +43,7 @@ def status(
         bool, typer.Option("--json", help="Print one JSON object instead (docs/json.md lists its keys).")
     ] = False,
 ) -> None:
-    """Show services and servers on this machine: health, model, limits, load and VRAM.
+    """Show what serves here: health, model, limits, load, VRAM.
 
     Exits with 0 when one is healthy, with 1 when some are found and none is, with 4 when none is found.
     """

@@ -12,7 +12,10 @@ from dataclasses import replace
 
 from dflash_deploy import yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.yaml_file import Document, KeyPath, Origin, YamlValue
+from dflash_deploy.yaml_file import Document, KeyPath, Origin, Problem, YamlValue
+
+SETTING = "--set "
+"""How the source of a value that was given on the command line begins."""
 
 
 def merge(below: Document, above: Document) -> Document:
@@ -33,18 +36,18 @@ def override(document: Document, setting: str) -> Document:
     """Apply one ``key=value`` from the command line; the value, written as YAML, replaces what was there.
 
     Raises:
-        DeployError: not of the form ``key=value``, or the value is not YAML.
+        DeployError: not of the form ``key=value``, not YAML, or null for a key that is not there.
     """
     name, equals, written = setting.partition("=")
     parts = name.split(".")
-    if not equals or not all(part.strip() == part and part for part in parts):
+    if not equals or not name.isprintable() or not all(part.strip() == part and part for part in parts):
         raise DeployError(
-            f"--set {setting[:80]}: expected key=value with a key such as workload.users",
+            f"--set {yaml_file.describe(setting)}: expected key=value with a key such as workload.users",
             exit_code=ExitCode.USAGE,
         )
     if len(parts) > yaml_file.MAX_DEPTH:
         raise DeployError(f"--set {name[:80]}: too many parts in the key", exit_code=ExitCode.USAGE)
-    source = f"--set {name}"
+    source = f"{SETTING}{name}"
     key: KeyPath = tuple(parts)
     try:
         given = yaml_file.parse(written, source)
@@ -54,6 +57,11 @@ def override(document: Document, setting: str) -> Document:
             replace(problem, key=(), origin=Origin(source)) for problem in error.problems
         ) from error
     value = given.value
+    if value is None and key not in document.origins:
+        siblings = [path[-1] for path in document.origins if path and path[:-1] == key[:-1]]
+        hint = yaml_file.nearest(parts[-1], (name for name in siblings if isinstance(name, str)))
+        message = f"there is no such key to take out{hint}"
+        raise yaml_file.InvalidDocument([Problem((), message, Origin(source))])
     for part in reversed(parts):
         value = {part: value}
     inner = {(*key, *path): Origin(source) for path in given.origins}

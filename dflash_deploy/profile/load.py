@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,9 @@ def _resolve_file(path: Path, overrides: Sequence[str]) -> ResolvedProfile:
     document = layers.without_items(document, "known", left_out)
     problems = problems_of(document)
     if problems:
-        raise InvalidDocument(problems, fix=f"mend the profile, then: dflash-deploy profile validate {path}")
+        typed = all(problem.origin.source.startswith(layers.SETTING) for problem in problems)
+        mend = f"mend the profile, then: dflash-deploy profile validate {shlex.quote(str(path))}"
+        raise InvalidDocument(problems, fix="correct what is given with --set" if typed else mend)
     return ResolvedProfile(path.stem, yaml_file.validate(document, Profile), files, document)
 
 

@@ -95,3 +95,18 @@ def test_validate_of_one_that_is_not_there() -> None:
     run = _run("validate", "rtx5090-singel-user")
     assert run.returncode == 4
     assert "did you mean 'rtx5090-single-user'" in run.stdout
+    assert "fix: dflash-deploy profile list" in run.stdout
+
+
+def test_json_is_plain_ascii_and_so_the_same_on_every_terminal(write: ProfileWriter) -> None:
+    path = write(MINIMAL.replace("smallest profile", "größte"))
+    run = _run("show", "--json", str(path))
+    assert run.stdout.isascii()
+    assert json.loads(run.stdout)["profile"]["summary"] == "größte"
+
+
+def test_new_does_not_write_over_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    link = tmp_path / "link.yaml"
+    link.symlink_to(tmp_path / "nowhere")
+    assert _run("new", "mine", "--output", str(link)).returncode == 5
+    assert link.is_symlink()

@@ -194,11 +194,29 @@ class TestOverrides:
             "--set workload.users: workload.users: expected a whole number, found 'lots'",
         ]
 
-    @pytest.mark.parametrize("setting", ["nothing", "=3", "a..b=3", " a=3", "." * 100 + "=1"])
+    @pytest.mark.parametrize("setting", ["nothing", "=3", "a..b=3", " a=3", "." * 100 + "=1", "\x1b[31m=1"])
     def test_settings_of_the_wrong_form(self, setting: str) -> None:
         with pytest.raises(DeployError) as caught:
             load_profile("h200", overrides=[setting])
         assert caught.value.exit_code == ExitCode.USAGE
+
+    def test_what_is_wrong_on_the_command_line_is_not_to_be_mended_in_the_file(self) -> None:
+        with pytest.raises(InvalidDocument) as caught:
+            load_profile("h200", overrides=["workload.users=lots"])
+        assert caught.value.fix == "correct what is given with --set"
+
+    @pytest.mark.parametrize(
+        ("setting", "said"),
+        [("workload.uesrs=null", "; did you mean 'users'?"), ("nothing=", "no such key to take out")],
+    )
+    def test_a_key_that_is_not_there_cannot_be_taken_out(self, setting: str, said: str) -> None:
+        with pytest.raises(InvalidDocument) as caught:
+            load_profile("h200", overrides=[setting])
+        assert said in caught.value.message
+
+    def test_a_number_that_is_text_to_yaml_is_said_to_be(self) -> None:
+        with pytest.raises(InvalidDocument, match=r"found '1e3'; write it without quotes, as 20000"):
+            load_profile("h200", overrides=["workload.output_tokens=1e3"])
 
     def test_a_value_that_is_not_yaml(self) -> None:
         with pytest.raises(InvalidDocument, match=r"--set workload\.users: not YAML"):
