@@ -141,7 +141,6 @@ def test_nonsense_is_no_answer(server: Server, body: bytes) -> None:
         server.answers[question] = (200, body)
     assert http.server_info(server.url, timeout_s=TIMEOUT_S) is None
     assert http.served_model(server.url, timeout_s=TIMEOUT_S) is None
-    assert http.generate_once(server.url, timeout_s=TIMEOUT_S) is None
 
 
 def test_health(server: Server) -> None:
@@ -163,16 +162,6 @@ def test_flush_cache(server: Server) -> None:
     assert http.flush_cache(server.url, timeout_s=TIMEOUT_S)
     server.says("POST /flush_cache", "Flush cache failed.", status=400)
     assert not http.flush_cache(server.url, timeout_s=TIMEOUT_S)
-
-
-def test_generate_once(server: Server) -> None:
-    meta = {"completion_tokens": 8, "spec_accept_length": 2.5}
-    server.says("POST /generate", {"text": " Paris", "meta_info": meta})
-    assert http.generate_once(server.url, timeout_s=TIMEOUT_S, prompt="Capital?") == http.Generation(
-        " Paris", 8, 2.5
-    )
-    asked = json.loads(server.asked[0][2])
-    assert asked == {"text": "Capital?", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
 
 
 def test_nobody_there() -> None:
@@ -199,6 +188,36 @@ def test_a_server_that_never_ends_its_answer_is_left(server: Server) -> None:
     assert http.server_info(server.url, timeout_s=0.5) is None
     assert time.monotonic() - began < TIMEOUT_S
     stop.set()
+
+
+def test_a_server_that_never_ends_its_headers_is_left() -> None:
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while not stop.wait(0.05):
+                try:
+                    connection.sendall(b"X-More: to come\r\n")
+                except OSError:
+                    return
+
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=drip)
+        server.start()
+        # Without a limit over all of it, this would last until the test's own.
+        assert not http.healthy(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.5)
+        stop.set()
+        server.join()
+
+
+def test_figures_that_cannot_be_are_left_out(server: Server) -> None:
+    simulator = {"card": "x", "seed": 0, "time_scale": 1, "vram_used_mib": -1, "vram_total_mib": 1e300}
+    server.says("GET /server_info", {"simulator": simulator, "max_total_num_tokens": -5})
+    info = http.server_info(server.url, timeout_s=TIMEOUT_S)
+    assert info is not None
+    assert info.kv_tokens is None
+    assert info.simulator == http.SimulatorInfo("x", 0, 1.0, None, None)
 
 
 def test_a_server_that_sends_without_end_is_left(server: Server) -> None:

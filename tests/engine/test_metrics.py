@@ -48,6 +48,16 @@ def test_nothing_said_is_nothing_known() -> None:
     assert parse("") == Metrics()
 
 
+def test_what_cannot_be_is_no_figure() -> None:
+    assert (
+        parse(
+            "sglang:num_running_reqs 1e308\nsglang:num_queue_reqs -7\nsglang:token_usage 55\n"
+            "sglang:gen_throughput 1.7e308\nsglang:gen_throughput 1.7e308\nsglang:gen_throughput +Inf\n"
+        )
+        == Metrics()
+    )
+
+
 PIECES = st.sampled_from(
     ["sglang:", "token_usage", "{", "}", '"', "\\", " ", "1.0", "\n", "1e999", "gen_throughput"]
 )

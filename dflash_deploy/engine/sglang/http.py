@@ -1,11 +1,12 @@
 """The HTTP interface of a running SGLang, asked briefly and read with care.
 
-Every call has a time limit and reads a bounded amount; a server that is away, slow or talks nonsense gives
-``None`` or ``False``, never an exception.
+Every call has a time limit over all of it and reads a bounded amount; a server that is away, slow or talks
+nonsense gives ``None`` or ``False``, never an exception. Not to be called from a coroutine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -45,15 +46,6 @@ class ServerInfo:
     max_running_requests: int | None = None
     context_tokens: int | None = None
     simulator: SimulatorInfo | None = None
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One short answer, and what it cost."""
-
-    text: str
-    output_tokens: int | None
-    accept_length: float | None
 
 
 def healthy(base_url: str, *, timeout_s: float, api_key: str | None = None) -> bool:
@@ -108,66 +100,40 @@ def flush_cache(base_url: str, *, timeout_s: float, api_key: str | None = None) 
     return status == 200
 
 
-def generate_once(
-    base_url: str,
-    *,
-    timeout_s: float,
-    prompt: str = "The capital of France is",
-    output_tokens: int = 8,
-    api_key: str | None = None,
-) -> Generation | None:
-    """Let the server answer one short prompt, greedily: the proof that its scheduler lives."""
-    question = {
-        "text": prompt,
-        "sampling_params": {"temperature": 0, "max_new_tokens": output_tokens},
-    }
-    status, body = _ask(
-        "POST", f"{base_url}/generate", timeout_s=timeout_s, api_key=api_key, question=question
-    )
-    content = _mapping(_parsed(body)) if status == 200 else None
-    text = content.get("text") if content is not None else None
-    if content is None or not isinstance(text, str):
-        return None
-    meta = _mapping(content.get("meta_info")) or {}
-    return Generation(text, _whole(meta, "completion_tokens"), _number(meta, "spec_accept_length"))
-
-
 def get_text(base_url: str, path: str, *, timeout_s: float, api_key: str | None = None) -> str | None:
     """The text at ``path``, ``/metrics`` for one; None unless the server answers 200."""
     status, body = _ask("GET", base_url + path, timeout_s=timeout_s, api_key=api_key)
     return body.decode(errors="replace") if status == 200 else None
 
 
-def _ask(
-    method: str,
-    url: str,
-    *,
-    timeout_s: float,
-    api_key: str | None,
-    question: Mapping[str, object] | None = None,
-) -> tuple[int | None, bytes]:
+def _ask(method: str, url: str, *, timeout_s: float, api_key: str | None) -> tuple[int | None, bytes]:
     """Status and body; no status where the server was not reached, took too long, or sent too much."""
     if timeout_s <= 0:
         return None, b""
-    deadline = time.monotonic() + timeout_s
+    try:
+        return asyncio.run(_asked(method, url, timeout_s, api_key))
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError):
+        return None, b""
+
+
+async def _asked(method: str, url: str, timeout_s: float, api_key: str | None) -> tuple[int | None, bytes]:
     # Unpacked, so that a small answer cannot grow past the limit in one piece.
     headers = {"Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     body = bytearray()
-    try:
-        # A proxy of the environment is not for servers of our own.
-        with (
-            httpx.Client(timeout=timeout_s, trust_env=False) as client,
-            client.stream(method, url, headers=headers, json=question) as answer,
-        ):
-            for piece in answer.iter_raw():
-                body += piece
-                if len(body) > _ANSWER_LIMIT_BYTES or time.monotonic() > deadline:
-                    return None, b""
-            return answer.status_code, bytes(body)
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError, ValueError):
-        return None, b""
+    # One limit for all of it: each of httpx's own begins anew with every byte that arrives. A proxy of the
+    # environment is not for servers of our own.
+    async with (
+        asyncio.timeout(timeout_s),
+        httpx.AsyncClient(timeout=None, trust_env=False) as client,  # noqa: S113
+        client.stream(method, url, headers=headers) as answer,
+    ):
+        async for piece in answer.aiter_raw():
+            body += piece
+            if len(body) > _ANSWER_LIMIT_BYTES:
+                return None, b""
+        return answer.status_code, bytes(body)
 
 
 def _parsed(body: bytes) -> object:
@@ -186,13 +152,13 @@ def _number(content: Mapping[str, object], key: str) -> float | None:
     value = content.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # NaN and infinity are no figures, nor is what no float can hold.
-    return float(value) if -1e15 < value < 1e15 else None
+    # Nothing here is below zero; NaN and infinity are no figures, nor is what no float can hold.
+    return float(value) if 0 <= value < 1e15 else None
 
 
 def _whole(content: Mapping[str, object], key: str) -> int | None:
     number = _number(content, key)
-    return int(number) if number is not None and number >= 0 else None
+    return int(number) if number is not None else None
 
 
 def _text(content: Mapping[str, object], key: str) -> str | None:

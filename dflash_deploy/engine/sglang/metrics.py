@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 _LINE_LIMIT = 4096
 _LINES_LIMIT = 50_000
+_FIGURE_LIMIT = 1e15
+_SHARES = {"spec_accept_rate", "token_usage", "mamba_usage"}
+_SHARE_LIMIT = 1.01
 _SAMPLE = re.compile(r'sglang:(\w{1,80})(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})? +(\S{1,40})')
 
 
@@ -75,7 +77,8 @@ def parse(text: str) -> Metrics:
             value = float(match[2])
         except ValueError:
             continue
-        if math.isfinite(value):
+        # Nothing that is counted here is below zero, NaN or out of this world.
+        if 0 <= value < (_SHARE_LIMIT if match[1] in _SHARES else _FIGURE_LIMIT):
             samples.setdefault(match[1], []).append(value)
     found = {
         field.name: combine(samples[name])
