@@ -69,6 +69,14 @@ class _Times:
     ended_s: float
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """One request as timed from here, and as a simulated server says that it went."""
+
+    by_our_clock: RequestResult
+    by_the_servers: RequestResult | None
+
+
 @dataclass
 class _Answer:
     """What has come so far."""
@@ -110,7 +118,12 @@ class _Answer:
 
 
 def build(
-    client: httpx.AsyncClient, base_url: str, request: ChatRequest, patience: Patience
+    client: httpx.AsyncClient,
+    base_url: str,
+    request: ChatRequest,
+    patience: Patience,
+    *,
+    together: str | None = None,
 ) -> httpx.Request:
     """Make the HTTP request ready, so that its making is not timed.
 
@@ -119,6 +132,8 @@ def build(
         base_url: root of the server, without ``/v1``.
         request: what to ask.
         patience: bounds on waiting.
+        together: for a simulated server whose time runs fast, ``<round>/<users>``: whose requests, and how
+            many, arrive at one moment.
 
     Raises:
         httpx.InvalidURL: ``base_url`` is none.
@@ -127,6 +142,8 @@ def build(
     url = f"{base_url}/v1/chat/completions"
     # Not compressed: a compressor may keep chunks back.
     headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
+    if together is not None:
+        headers["x-simulated-together"] = together
     return client.build_request("POST", url, json=request.body(), headers=headers, timeout=timeout)
 
 
@@ -137,7 +154,7 @@ async def stream_chat(
     user: int,
     patience: Patience,
     time_scale: float = 1.0,
-) -> RequestResult:
+) -> Streamed:
     """Send one request and time its stream; whatever goes wrong is the result's ``error``.
 
     Args:
@@ -146,8 +163,6 @@ async def stream_chat(
         user: who asks, kept in the result.
         patience: bounds on waiting.
         time_scale: server seconds that pass in a second of the clock; times are given in the server's.
-            Where it is not 1, the simulated server's own account of them is taken when it gives one: by our
-            clock, every delay of ours would count as many times over.
     """
     answer = _Answer()
     error: str | None = None
@@ -174,9 +189,15 @@ async def stream_chat(
         error = _what_is_missing(answer)
     first = answer.first if answer.first is not None else ended
     last = answer.last if answer.last is not None else first
-    times = _Times(begun * time_scale, first * time_scale, last * time_scale, ended * time_scale)
-    if time_scale != 1 and answer.times is not None:
-        times = answer.times
+    ours = _Times(begun * time_scale, first * time_scale, last * time_scale, ended * time_scale)
+    told = answer.times
+    return Streamed(
+        by_our_clock=_result(user, answer, ours, error),
+        by_the_servers=None if told is None else _result(user, answer, told, error),
+    )
+
+
+def _result(user: int, answer: _Answer, times: _Times, error: str | None) -> RequestResult:
     return RequestResult(
         user=user,
         prompt_tokens=answer.prompt_tokens or 0,

@@ -26,8 +26,9 @@ from dflash_deploy.bench.measurement import (
 DEFAULT_STALL_S = 120.0
 """Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""
 
-_LEAST_PATIENCE_S = 10.0
-"""Bounds on waiting never get shorter than this by the clock, however fast simulated time runs."""
+_LEAST_STALL_S = 10.0
+_LEAST_TIMEOUT_S = 20.0
+"""Bounds on waiting never get shorter than these by the clock, however fast simulated time runs."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,13 @@ class _Load:
     time_scale: float
 
     async def play(self, client: httpx.AsyncClient, name: str, number: int) -> Round:
+        together = None if self.time_scale == 1 else f"{secrets.token_hex(4)}/{self.users}"
         requests = [
-            build(client, self.base_url, self._question(name, number, user), self.patience)
+            build(client, self.base_url, self._question(name, number, user), self.patience, together=together)
             for user in range(self.users)
         ]
         with _no_collections():
-            results = await asyncio.gather(
+            streamed = await asyncio.gather(
                 *(
                     stream_chat(
                         client, request, user=user, patience=self.patience, time_scale=self.time_scale
@@ -56,7 +58,11 @@ class _Load:
                     for user, request in enumerate(requests)
                 )
             )
-        return Round(tuple(results))
+        told = [one.by_the_servers for one in streamed if one.by_the_servers is not None]
+        # By our clock every delay of ours counts as many times over; but one round has one clock.
+        if self.time_scale != 1 and len(told) == self.users:
+            return Round(tuple(told))
+        return Round(tuple(one.by_our_clock for one in streamed))
 
     def _question(self, name: str, number: int, user: int) -> ChatRequest:
         prompt = self.prompts[(number * self.users + user) % len(self.prompts)]
@@ -133,7 +139,10 @@ def measure(
         output_tokens=output_tokens,
         ignore_eos=ignore_eos,
         salt=secrets.token_hex(4) if salt == "" else salt,
-        patience=Patience(_on_the_clock(stall_s, time_scale), _on_the_clock(timeout_s, time_scale)),
+        patience=Patience(
+            _on_the_clock(stall_s, time_scale, _LEAST_STALL_S),
+            _on_the_clock(timeout_s, time_scale, _LEAST_TIMEOUT_S),
+        ),
         time_scale=time_scale,
     )
     if not _is_address(base_url):
@@ -162,8 +171,8 @@ def measure(
     )
 
 
-def _on_the_clock(limit_s: float, time_scale: float) -> float:
-    return limit_s if time_scale == 1 else max(limit_s / time_scale, _LEAST_PATIENCE_S)
+def _on_the_clock(limit_s: float, time_scale: float, least_s: float) -> float:
+    return limit_s if time_scale == 1 else max(limit_s / time_scale, least_s)
 
 
 def _is_address(base_url: str) -> bool:

@@ -379,7 +379,7 @@ class Api:
         )
         connection.on_close = lambda: engine.drop(job)
         self._log_access(request, connection, 200)
-        engine.submit(job, reply)
+        engine.submit(job, reply, request.group)
 
 
 def _error(message: str, kind: str, code: int) -> dict[str, object]:

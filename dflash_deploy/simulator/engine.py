@@ -17,14 +17,13 @@ from dflash_deploy.simulator.scheduler import Job, Output, Scheduler
 
 if TYPE_CHECKING:
     from dflash_deploy.simulator.faults import Faults
-    from dflash_deploy.simulator.http import Connection
+    from dflash_deploy.simulator.http import Connection, Group
     from dflash_deploy.simulator.replies import Reply
 
 _DEATH_S = 5.0
 _SHORTEST_WAIT_S = 0.001
-_AT_ONCE_S = 0.02
-"""Of the clock: requests that find the engine idle and come this close together count as sent at once when
-time runs fast. A client needs some milliseconds to send a few, which would look like tenths of a second."""
+_PATIENCE_S = 5.0
+"""Of the clock: how long the others of a group are waited for."""
 
 State = Literal["starting", "ready", "draining", "dead"]
 
@@ -45,14 +44,14 @@ class Engine:
         self.time_scale = time_scale
         self.faults = faults
         self.log = log
-        self.scheduler = Scheduler(up, seed=seed, log=log.line)
+        self.scheduler = Scheduler(up, seed=seed, log=log.line, check=self._check_load)
         self.timings = Timings()
         self.replies: dict[int, Reply] = {}
         self.state: State = "starting"
         self.healthy = True
         self.last_output_s = -1.0
         self._zero = time.monotonic()
-        self._arriving: list[Job] = []
+        self._arriving: dict[str, list[Job]] = {}
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -65,7 +64,8 @@ class Engine:
     def queued(self) -> int:
         """Requests that wait for a place, those that arrive among them."""
         places = self.up.pools.running - len(self.scheduler.running)
-        return len(self.scheduler.waiting) + max(0, len(self._arriving) - places)
+        arriving = sum(len(jobs) for jobs in self._arriving.values())
+        return len(self.scheduler.waiting) + max(0, arriving - places)
 
     def now_s(self) -> float:
         """Simulated seconds since the engine was made."""
@@ -81,31 +81,37 @@ class Engine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def submit(self, job: Job, reply: Reply | None = None) -> None:
-        """Hand a request to the scheduler."""
+    def submit(self, job: Job, reply: Reply | None = None, group: Group | None = None) -> None:
+        """Hand a request to the scheduler, with all of its group once they are here."""
         if reply is not None:
             self.replies[job.id] = reply
         if self.faults.dead_scheduler or self.state == "dead":
             return
-        if self.time_scale <= 1 or not self.scheduler.idle:
-            self._schedule(job, self.now_s())
+        if group is None:
+            self._schedule([job])
             return
-        self._arriving.append(job)
-        if len(self._arriving) == 1:
-            self.spawn(self._gather(self.now_s()))
+        together = self._arriving.setdefault(group.name, [])
+        together.append(job)
+        if len(together) >= group.size:
+            self._schedule(self._arriving.pop(group.name))
+        elif len(together) == 1:
+            self.spawn(self._give_up(group.name, together))
 
-    async def _gather(self, first_s: float) -> None:
-        """Hand over all that arrived at once. Steps that fell due meanwhile follow without delay."""
-        await asyncio.sleep(_AT_ONCE_S)
-        jobs, self._arriving = self._arriving, []
-        for place, job in enumerate(jobs):
-            arrives_s = first_s + place * fitted.TOKENIZE_S
-            self._hand_out(self.scheduler.advance(arrives_s))
-            self._schedule(job, arrives_s)
+    async def _give_up(self, name: str, together: list[Job]) -> None:
+        """Begin without those of a group that do not come."""
+        await asyncio.sleep(_PATIENCE_S)
+        if self._arriving.get(name) is together:
+            self._schedule(self._arriving.pop(name))
 
-    def _schedule(self, job: Job, arrives_s: float) -> None:
+    def _schedule(self, jobs: list[Job]) -> None:
+        """Jobs that arrive now, one after the other as they are tokenized."""
+        now_s = self.now_s()
         try:
-            self.scheduler.submit(job, arrives_s)
+            for place, job in enumerate(jobs):
+                arrives_s = now_s + place * fitted.TOKENIZE_S
+                # What fell due before comes first, or a step of the past would take a job that was not there.
+                self._hand_out(self.scheduler.advance(arrives_s))
+                self.scheduler.submit(job, arrives_s)
         except SchedulerDiedError as failure:
             self.spawn(self.die(failure))
             return
@@ -114,8 +120,11 @@ class Engine:
     def drop(self, job: Job) -> None:
         """Nobody waits for this one any more: its slot is free from the next step on."""
         self.replies.pop(job.id, None)
-        if job in self._arriving:
-            self._arriving.remove(job)
+        for name, jobs in list(self._arriving.items()):
+            if job in jobs:
+                jobs.remove(job)
+                if not jobs:
+                    del self._arriving[name]
         self.scheduler.abort(job)
 
     async def drive(self) -> None:
@@ -133,7 +142,7 @@ class Engine:
                 return
             try:
                 self._hand_out(scheduler.advance(self.now_s()))
-                self._check_faults()
+                self._check_finished()
             except SchedulerDiedError as failure:
                 await self.die(failure)
                 return
@@ -165,14 +174,14 @@ class Engine:
         self.timings.end_to_end.add(job.finished_s - job.arrived_s)
         self.timings.queue.add(started - job.arrived_s)
 
-    def _check_faults(self) -> None:
-        faults, scheduler = self.faults, self.scheduler
-        spent = faults.die_after is not None and scheduler.counters.finished >= faults.die_after
-        loaded = faults.die_under_load and sum(1 for job in scheduler.running if not job.probe) > 1
-        if spent or loaded:
-            raise SchedulerDiedError(
-                "serving", "RuntimeError", "CUDA error: an illegal memory access was encountered"
-            )
+    def _check_finished(self) -> None:
+        wanted = self.faults.die_after
+        if wanted is not None and self.scheduler.counters.finished >= wanted:
+            raise _injected_death()
+
+    def _check_load(self) -> None:
+        if self.faults.die_under_load and sum(not job.probe for job in self.scheduler.running) > 1:
+            raise _injected_death()
 
     async def die(self, failure: SchedulerDiedError) -> None:
         """The scheduler is gone: SGLang's main process says so, waits, and kills itself."""
@@ -203,3 +212,9 @@ class Engine:
         if self.state == "starting":
             self.state = "ready"
             self.log.line("The server is fired up and ready to roll!")
+
+
+def _injected_death() -> SchedulerDiedError:
+    return SchedulerDiedError(
+        "serving", "RuntimeError", "CUDA error: an illegal memory access was encountered"
+    )

@@ -14,6 +14,21 @@ _MAX_BODY_BYTES = 64 << 20
 _MAX_UNREAD_BYTES = 16 << 20
 
 
+GROUP_HEADER = "x-simulated-together"
+_MAX_GROUP = 1024
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests that a client sent at one moment, although they reach a server one after the other.
+
+    Where time runs fast, the milliseconds in between would be seconds, and differ from run to run.
+    """
+
+    name: str
+    size: int
+
+
 @dataclass(frozen=True)
 class Request:
     """One request, whole. Header names are lower case."""
@@ -23,6 +38,14 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def group(self) -> Group | None:
+        """What ``GROUP_HEADER`` says, as ``<name>/<requests>``; None where it says nothing of use."""
+        name, _, size = self.headers.get(GROUP_HEADER, "").rpartition("/")
+        if not name or not (size.isascii() and size.isdigit()) or len(size) > 4:
+            return None
+        return Group(name, int(size)) if 1 < int(size) <= _MAX_GROUP else None
 
 
 class Connection(asyncio.Protocol):

@@ -118,7 +118,22 @@ class Scheduler:
     and returns what they yielded. Memory that grows under load is checked before each step.
     """
 
-    def __init__(self, up: Up, *, seed: int = 0, log: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        up: Up,
+        *,
+        seed: int = 0,
+        log: Callable[[str], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            up: the server.
+            seed: of the noise.
+            log: takes what SGLang would print.
+            check: called before every decode step; may raise ``SchedulerDiedError``.
+        """
         settings = up.settings
         self.up = up
         self.counters = Counters()
@@ -132,6 +147,7 @@ class Scheduler:
         spare = max(0, up.pools.slots - up.pools.running) if hybrid else None
         self.cache = PrefixCache(spare)
         self._log = log or (lambda _: None)
+        self._check = check or (lambda: None)
         self._rng = random.Random(f"steps/{settings.card.id}/{seed}")  # noqa: S311 - not for secrets
         self._seed = seed
         self._now_s = 0.0
@@ -301,6 +317,7 @@ class Scheduler:
             )
 
     def _start_decode(self) -> None:
+        self._check()
         self._ratio = max(_RATIO_LEAST, self._ratio - (_RATIO_FIRST - _RATIO_LEAST) / _RATIO_STEPS)
         self._most_running = max(self._most_running, len(self.running))
         self._grow(0)

@@ -25,6 +25,7 @@ class Script:
     raw: bytes | None = None
     done: bool = True
     simulated: object = None
+    simulated_for: frozenset[int] | None = None
     answer_of: Callable[[int], tuple[str, ...]] | None = None
 
 
@@ -33,6 +34,7 @@ class Seen:
     """What the server was asked, and how many it served at once."""
 
     bodies: list[dict] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
     now: int = 0
     most: int = 0
     connections: int = 0
@@ -52,6 +54,7 @@ def serving(script: Script) -> Iterator[tuple[str, Seen]]:
                 length = int(
                     next(x for x in head.lower().split(b"\r\n") if b"content-length" in x).split(b":")[1]
                 )
+                seen.heads.append(head.lower())
                 seen.bodies.append(json.loads(await reader.readexactly(length)))
                 seen.now += 1
                 seen.most = max(seen.most, seen.now)
@@ -113,7 +116,8 @@ async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> No
             await asyncio.sleep(script.wait_s)
         await _event(writer, {"choices": [{"index": 0, "delta": {"content": piece}}]})
     if script.usage is not None:
-        told = {} if script.simulated is None else {"simulated": script.simulated}
+        silent = script.simulated_for is not None and number not in script.simulated_for
+        told = {} if script.simulated is None or silent else {"simulated": script.simulated}
         await _event(writer, {"choices": [], "usage": script.usage, **told})
     if script.done:
         await _chunk(writer, b"data: [DONE]\n\n")

@@ -74,6 +74,28 @@ def test_times_that_make_no_sense_are_not_believed(told):
     assert result.ttft_s.low >= 5
 
 
+def test_a_round_has_one_clock():
+    # Four requests in two rounds; the server tells of three, so the second round is timed from here alone.
+    script = Script(first_wait_s=0.1, simulated=TOLD, simulated_for=frozenset({0, 1, 2, 3, 4}))
+    with serving(script) as (url, _):
+        result = run(url, users=2, time_scale=50)
+    first, second = result.per_round
+    assert first.total_tokens_per_s == 18 / 2.5
+    assert 0.5 < second.total_tokens_per_s < 18 / 5
+    assert second.ttft_s >= 5
+
+
+def test_a_fast_server_is_told_which_requests_come_at_once():
+    with serving(Script()) as (url, seen):
+        run(url, users=2, time_scale=50)
+        run(url, users=2)
+    lines = [line for head in seen.heads for line in head.split(b"\r\n") if line.startswith(b"x-simulated")]
+    assert len(seen.heads) == 12
+    assert len(lines) == 6
+    assert all(line.endswith(b"/2") for line in lines)
+    assert [lines.count(line) for line in lines] == [2] * 6
+
+
 def test_a_server_in_real_time_is_timed_by_our_clock():
     with serving(Script(first_wait_s=0.1, simulated=TOLD)) as (url, _):
         result = run(url)

@@ -48,6 +48,12 @@ class Simulated:
         finally:
             connection.close()
 
+    def open(self, method: str, path: str, body: str) -> HTTPConnection:
+        """Send a request and do not wait for its answer."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        connection.request(method, path, body, self.headers)
+        return connection
+
     def get(self, path: str) -> tuple[int, str]:
         return self.request("GET", path)
 

@@ -120,8 +120,9 @@ def test_death_after_some_requests(launch: Launcher) -> None:
     assert "SIGQUIT received." in text
 
 
-def test_death_under_load(launch: Launcher) -> None:
-    server = launch(FOUR_USERS, fault="die-under-load")
+@pytest.mark.parametrize("scale", [200, 5000])
+def test_death_under_load(launch: Launcher, scale: int) -> None:
+    server = launch(FOUR_USERS, fault="die-under-load", scale=scale)
     assert server.chat()[0] == 200
 
     def ask(number: int) -> None:
