@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash_deploy.cli import given
 from dflash_deploy.errors import DeployError, ExitCode
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from dflash_deploy.watch.places import Place
 
 _DEFAULT_URL = "http://127.0.0.1:30000"
+_NOTHING = "No server is found here: no unit of this tool, no trial that runs, nothing on port 30000."
+_NOTHING_SO_CALLED = (
+    "No server is found for {}: no unit is called so, and no profile that says where it listens, or nothing "
+    "listens there.\n  fix: dflash-deploy status (all that is found); dflash-deploy profile list"
+)
 
 
 def status(
@@ -24,13 +30,15 @@ def status(
     ] = None,
     *,
     url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="Ask the server at this address alone.")
+        str | None,
+        typer.Option("--url", metavar="URL", help="Ask the server at this address alone, http://HOST:PORT."),
     ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
             "--api-key-file",
             metavar="FILE",
+            parser=given.path,
             help="YAML file with the line `api-key: ...`, sent to the server of NAME or --url "
             "[default: the profile's].",
         ),
@@ -60,16 +68,18 @@ def status(
     if json:
         from json import dumps
 
-        typer.echo(dumps(as_json(found), indent=2, ensure_ascii=False))
+        typer.echo(dumps(as_json(found), indent=2))
     else:
         from rich.console import Console
 
+        from dflash_deploy.machine.text import printable
         from dflash_deploy.machine.view import plain_lines, print_tables
 
         blocks = sections(found)
         console = Console()
         if not found.servers:
-            typer.echo("No server of this tool is found here.\n")
+            typer.echo(_NOTHING if name is None else _NOTHING_SO_CALLED.format(printable(name)))
+            typer.echo()
         if console.is_terminal:
             print_tables(blocks, console)
         else:
@@ -105,11 +115,11 @@ def _places(name: str | None, url: str | None, api_key_file: Path | None) -> lis
 
 def _profile(name: str) -> Profile | None:
     """The profile of that name; None where the name is a service's alone."""
-    from dflash_deploy.profile.load import load_profile
+    from dflash_deploy.profile.load import is_path, load_profile
 
     try:
         return load_profile(name)
     except DeployError as error:
-        if error.exit_code is ExitCode.MISSING:
+        if error.exit_code is ExitCode.MISSING and not is_path(name):
             return None
         raise

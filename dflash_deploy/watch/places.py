@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-import yaml
-
+from dflash_deploy import yaml_file
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import read_regular
 from dflash_deploy.server.processes import alive, boot_id, pid_namespace
 from dflash_deploy.server.records import read_records
 from dflash_deploy.watch.units import UnitState
@@ -86,15 +86,16 @@ def read_api_key(path: Path) -> str:
         DeployError: it cannot be read, or holds no key.
     """
     try:
-        with path.expanduser().open("rb") as file:
-            content = yaml.safe_load(file.read(_KEY_FILE_LIMIT_BYTES))
+        content = yaml_file.parse(read_regular(path, most_bytes=_KEY_FILE_LIMIT_BYTES), str(path)).value
     except OSError as error:
+        absent = isinstance(error, FileNotFoundError)
         raise DeployError(
             f"the API key file {path} cannot be read: {error.strerror}",
-            fix="run the command as the user who may read it, or give --api-key-file FILE",
-            exit_code=ExitCode.UNAVAILABLE,
+            fix="give --api-key-file FILE" if absent else "run the command as the user who may read it",
+            exit_code=ExitCode.MISSING if absent else ExitCode.UNAVAILABLE,
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
+    except yaml_file.InvalidDocument:
+        # Its own words may quote the file.
         content = None
     key = content.get("api-key") if isinstance(content, dict) else None
     if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not key:
@@ -102,7 +103,7 @@ def read_api_key(path: Path) -> str:
             f"{path} does not hold an API key",
             fix='write one line into it: `api-key: "..."` (printable ASCII)',
             exit_code=ExitCode.INVALID_INPUT,
-        ) from None
+        )
     return key
 
 
@@ -119,12 +120,20 @@ def checked_url(url: str) -> str:
             and bool(parts.hostname)
             and (parts.port is None or parts.port > 0)
         )
+        secret = parts.username is not None
     except ValueError:
-        good = False
+        good = secret = False
+    if secret:
+        # Not to be shown again, here or beside the server.
+        raise DeployError(
+            "--url takes no user or password",
+            fix="leave out what stands before the @, and give a key with --api-key-file FILE",
+            exit_code=ExitCode.USAGE,
+        )
     if not good or not url.isprintable() or " " in url:
         raise DeployError(
             f"{url!r} is not the address of a server",
-            fix="--url http://127.0.0.1:30000",
+            fix="--url http://127.0.0.1:30000   (IPv6: --url http://[::1]:30000)",
             exit_code=ExitCode.USAGE,
         )
     # People paste the OpenAI base URL, which ends in /v1.

@@ -141,7 +141,7 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
         place,
         health="healthy" if healthy else "starting",
         pid=pid,
-        problem=None if info or not healthy else "it says no more of itself: it may want its API key",
+        problem=None if info or not healthy else "it says no more: it may want its API key, or be no SGLang",
         fix=None if info or not healthy else "name it, and give --api-key-file FILE",
         model=model,
         version=info.version if info else None,

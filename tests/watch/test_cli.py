@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,10 @@ def test_an_unhealthy_server_gives_1():
 def test_nothing_found_gives_4_and_says_so():
     done = run("no-such-service")
     assert done.returncode == 4
-    assert "No server" in done.stdout
+    assert "No server is found for no-such-service" in done.stdout
+    done = run("./no-such-profile.yaml")
+    assert done.returncode == 4
+    assert done.stderr == "error: no-such-profile.yaml: no such file\n"
 
 
 def test_a_profile_names_its_port_and_its_key_goes_there_alone(tmp_path: Path):
@@ -65,6 +69,19 @@ def test_a_profile_names_its_port_and_its_key_goes_there_alone(tmp_path: Path):
     assert json.loads(done.stdout)["servers"][0]["name"] == "mine"
     assert done.returncode == 0
     assert "sesame" not in done.stdout
+
+
+def test_a_key_file_that_nobody_writes_does_not_hang(tmp_path: Path):
+    os.mkfifo(tmp_path / "key.yaml")
+    done = run("--url", "127.0.0.1:1", "--api-key-file", str(tmp_path / "key.yaml"))
+    assert done.returncode == 5
+    assert "no regular file" in done.stderr
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown():
+    done = run("--url", "http://me:sesame@127.0.0.1:1")
+    assert done.returncode == 2
+    assert "sesame" not in done.stdout + done.stderr
 
 
 def test_a_key_is_not_sent_to_whatever_is_found(tmp_path: Path):
