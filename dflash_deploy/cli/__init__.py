@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from dflash_deploy import __version__
-from dflash_deploy.cli import checkpoint, doctor, emit, env, patch, plan, probe, profile, status, tune
+from dflash_deploy.cli import (
+    checkpoint,
+    diagnose,
+    doctor,
+    emit,
+    env,
+    patch,
+    plan,
+    probe,
+    profile,
+    status,
+    tune,
+)
 from dflash_deploy.errors import DeployError, ExitCode
 
 app = typer.Typer(
@@ -20,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("diagnose")(diagnose.diagnose)
 app.command("doctor")(doctor.doctor)
 app.command("probe")(probe.probe)
 app.add_typer(profile.app, name="profile")
