@@ -61,8 +61,9 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self._busy = False
-        self._streaming = False
+        self._chunked = True
         self._keep_alive = True
+        self._head_only = False
         self._pending = bytearray()
         self.on_close: Callable[[], None] | None = None
         self.peer = "127.0.0.1:0"
@@ -141,8 +142,10 @@ class Connection(asyncio.Protocol):
             return
         del self._buffer[:used]
         self._busy = True
-        connection = headers.get("connection", "").lower()
-        self._keep_alive = connection != "close" and (version != "HTTP/1.0" or connection == "keep-alive")
+        wishes = {word.strip().lower() for word in headers.get("connection", "").split(",")}
+        self._chunked = version != "HTTP/1.0"
+        self._keep_alive = "close" not in wishes and (self._chunked or "keep-alive" in wishes)
+        self._head_only = method == "HEAD"
         try:
             parts = urlsplit(target)
             query = dict(parse_qsl(parts.query, max_num_fields=100))
@@ -174,16 +177,17 @@ class Connection(asyncio.Protocol):
             f"content-type: {content_type}\r\nconnection: {keep}\r\n\r\n"
         )
         if self._transport is not None:
-            self._transport.write(head.encode() + data)
+            self._transport.write(head.encode() + (b"" if self._head_only else data))
         self._done()
 
     def begin_stream(self) -> None:
-        """Start an event stream."""
-        self._streaming = True
+        """Start an event stream; one that knows no chunks ends with the connection."""
+        self._keep_alive = self._keep_alive and self._chunked
         keep = "keep-alive" if self._keep_alive else "close"
+        framing = "transfer-encoding: chunked\r\n" if self._chunked else ""
         self._raw(
             "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-            f"transfer-encoding: chunked\r\nconnection: {keep}\r\n\r\n".encode()
+            f"{framing}connection: {keep}\r\n\r\n".encode()
         )
 
     def event(self, data: bytes) -> None:
@@ -195,14 +199,15 @@ class Connection(asyncio.Protocol):
     def flush(self) -> None:
         """Send the events that have come together, as one chunk."""
         if self._pending:
-            self._raw(b"%x\r\n%b\r\n" % (len(self._pending), bytes(self._pending)))
+            events = bytes(self._pending)
+            self._raw(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
             self._pending.clear()
 
     def end_stream(self) -> None:
         """The stream is complete."""
         self.flush()
-        self._raw(b"0\r\n\r\n")
-        self._streaming = False
+        if self._chunked:
+            self._raw(b"0\r\n\r\n")
         self._done()
 
     def _raw(self, data: bytes) -> None:
@@ -233,7 +238,10 @@ def _read_head(head: bytes) -> tuple[str, str, str, dict[str, str]] | None:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
             return None
-        headers[name.lower()] = value.strip()
+        name, value = name.lower(), value.strip()
+        if name == "content-length" and headers.get(name, value) != value:
+            return None
+        headers[name] = value
     return words[0].upper(), words[1], words[2], headers
 
 
@@ -257,6 +265,8 @@ def _read_chunks(buffer: bytearray, at: int) -> tuple[bytes | None, int]:
         at = end + 2
         if len(buffer) < at + size + 2:
             return None, 0
+        if size and buffer[at + size : at + size + 2] != b"\r\n":
+            return None, -1
         body += buffer[at : at + size]
         at += size + 2
         if size == 0:

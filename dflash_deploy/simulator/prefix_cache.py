@@ -17,13 +17,10 @@ class Prefix:
 
 def prefixes(prompt: str, tokens: int, every_tokens: int) -> tuple[Prefix, ...]:
     """Boundaries of a prompt, the longest last; text stands for tokens, evenly."""
-    if not prompt or tokens < 2:
+    if tokens <= every_tokens:
         return ()
-    chars = max(1, int(every_tokens * len(prompt) / tokens)) if tokens > every_tokens else 0
     # A fixed number of characters, so that two prompts with one beginning have the same boundaries.
-    chars = every_tokens * 4 if chars else 0
-    if not chars:
-        return ()
+    chars = every_tokens * 4
     digest = hashlib.blake2b(digest_size=12)
     found = []
     for end in range(chars, len(prompt) + 1, chars):

@@ -190,27 +190,6 @@ def test_wrong_requests(server: Simulated, path: str, body: object, status: int)
     assert server.get("/health")[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("raw", "status"),
-    [
-        (b"nonsense\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nbroken\r\n\r\n", b"400"),
-        (b"POST /generate HTTP/1.1\r\ncontent-length: many\r\n\r\n", b"400"),
-        (b"POST /generate HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n", b"413"),
-        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n", b"431"),
-        (b"POST /generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"400"),
-        (b"GET /v1/models HTTP/1.0\r\n\r\n", b"200"),
-    ],
-)
-def test_wrong_bytes(server: Simulated, raw: bytes, status: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as client:
-        client.sendall(raw)
-        answer = b""
-        while part := client.recv(65536):
-            answer += part
-    assert answer.split(b" ")[1] == status
-
-
 def test_one_connection_serves_many_requests_also_chunked_ones(server: Simulated) -> None:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
     body = json.dumps(chat_body("Hello", max_tokens=3)).encode()
