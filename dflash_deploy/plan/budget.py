@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from dflash_deploy.engine.boot import Stage
     from dflash_deploy.engine.launch import FlagValue
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """One use of the card's memory; ``exact`` where it follows from the engine's own arithmetic."""
 
     name: str
@@ -36,7 +35,7 @@ class Advice:
     cost: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Budget:
     """What a configuration will take, before anything is launched. Every figure is predicted, for one card.
 

@@ -37,7 +37,7 @@ class Margins:
     doubt: float = 512.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One configuration worth a launch."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dflash_deploy.plan.settings import Settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cells:
     """Sizes in bytes.
 

@@ -47,7 +47,7 @@ _facts = lru_cache(maxsize=64)(facts)
 """A search asks for the same release thousands of times."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the arithmetic needs of a command line.
 
@@ -360,7 +360,7 @@ def _window_refusal(flags: Flags, method: Method, draft_tokens: int) -> str | No
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Strategy:
     slots: int
     overlap: bool

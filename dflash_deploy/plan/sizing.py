@@ -22,7 +22,7 @@ _GIB = 1 << 30
 _EVICTION_INTERVAL = 128
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sizing:
     """The pools that the engine makes.
 
@@ -40,7 +40,7 @@ class Sizing:
     limited_by: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The engine ends its start here, with this message.
 

@@ -83,7 +83,7 @@ def terms_for(card_memory_mib: int, compute_capability: str | None = None) -> Te
     return _OLDER if card_memory_mib <= 25 << 10 else _BLACKWELL
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Remainder:
     """What a start takes beyond weights and pools, in MiB."""
 

@@ -37,7 +37,7 @@ _UNKNOWN_SHARE = 0.1
 _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Question:
     """All that a budget depends on.
 
@@ -341,7 +341,7 @@ class _Walk:
         settings, sized = self.settings, self.sized
         refused = self.refused
         tokens = sized.kv_tokens if sized else 0
-        peak_mib = sum(pool.mib for pool in self.pools)
+        peak_mib = self.question.card_memory_mib - self.driver_mib - self.free_mib
         unknown = _unknown(self.target, self.draft, settings)
         margin_mib = _UNKNOWN_SHARE * peak_mib if unknown else 0.0
         reserves = []

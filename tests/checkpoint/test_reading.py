@@ -116,12 +116,20 @@ def test_groups_add_up_and_text_only_leaves_the_vision_tower(nvfp4: Checkpoint) 
     assert nvfp4.unknown == ()
 
 
-def test_the_card_of_a_known_checkpoint_gives_the_measured_size(nvfp4: Checkpoint) -> None:
+def test_the_card_of_a_known_checkpoint_gives_the_measured_size(dflash2: Checkpoint, tmp_path: Path) -> None:
+    config = draft_config(Qwen())
+    folder = write_checkpoint(tmp_path / "Qwen3.8-27B-DFlash2", config, draft_tensors(config))
+    card = read_checkpoint(folder).model_card()
+    assert (card.id, card.loaded_gib) == ("qwen3.8-27b-dflash2", 3.72)
+    assert any("measured, from the card qwen3.8-27b-dflash2; computed 3.7" in text for text in card.sources)
+    assert card.disk_bytes == dflash2.disk_bytes
+
+
+def test_own_files_win_over_a_card_of_another_revision(nvfp4: Checkpoint) -> None:
+    """Revisions of this export took 19.70 and 20.14 GiB: the card has one of them, the files are the person's."""
     card = nvfp4.model_card()
-    assert (card.id, card.loaded_gib) == ("qwen3.8-27b-nvfp4", 20.14)
-    assert any(
-        "measured, from the card qwen3.8-27b-nvfp4; computed 19.75 GiB" in text for text in card.sources
-    )
+    assert card.loaded_gib == pytest.approx(19.75, abs=0.01)
+    assert any("computed; the card qwen3.8-27b-nvfp4 says 20.14 GiB" in text for text in card.sources)
     assert card.disk_bytes == nvfp4.disk_bytes
     assert (card.full_attention_layers, card.linear_attention_layers) == (16, 48)
     assert (card.state_dtype, card.lm_head, card.kv_cache_dtype) == ("float32", "fp4", "fp8_e4m3")
