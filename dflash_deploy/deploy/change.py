@@ -97,8 +97,10 @@ def apply(change: Change, *, replace: bool) -> None:
             write_atomic(change.previous, change.before)
         write_atomic(change.path, change.after)
     except OSError as error:
-        raise DeployError(
+        denied = isinstance(error, PermissionError)
+        raise _unfit(
             f"{change.path} cannot be written: {error.strerror}",
-            fix="give --output a path that you may write to, or run the command with sudo",
-            exit_code=ExitCode.UNAVAILABLE,
+            "run the command with sudo, or give --output another path"
+            if denied
+            else "make room there, or give --output another path",
         ) from error

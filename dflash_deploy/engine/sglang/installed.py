@@ -95,7 +95,7 @@ def inspect(python: Path, *, timeout_s: float = 180.0) -> Installation:
     if not python.is_file() or not os.access(python, os.X_OK):
         raise DeployError(
             f"{python} is no Python interpreter",
-            fix="set engine.python in the profile",
+            fix="give --python the interpreter of SGLang's environment, or set engine.python",
             exit_code=ExitCode.MISSING,
         )
     remembered = _remembered_at(python)
@@ -236,7 +236,7 @@ def _ask(python: Path, timeout_s: float) -> bytes:
         except OSError as error:
             raise DeployError(
                 f"{python} cannot be started: {error}",
-                fix="set engine.python in the profile",
+                fix="give --python the interpreter of SGLang's environment, or set engine.python",
                 exit_code=ExitCode.MISSING,
             ) from error
         try:
