@@ -85,7 +85,7 @@ def disk_models(subject: Subject) -> Answer:
     needed_mib = sum(_size_mib(model) or 0 for model in missing)
     if any(_size_mib(model) is None for model in missing):
         return unknown(f"{told}; how large the download is, is not known", fix)
-    if needed_mib + _FULL_MIB > free_mib:
+    if missing and needed_mib + _FULL_MIB > free_mib:
         return failed(f"{told}, and about {needed_mib:,} MiB have to be downloaded", fix)
     return passed(told + (f"; about {needed_mib:,} MiB to download" if missing else "; nothing to download"))
 

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from dflash_deploy.errors import DeployError
+from dflash_deploy.watch.doctor import planned as checks
+from dflash_deploy.watch.doctor.finding import Status
+
+from .builders import engine, gpu, process, reading, subject
+
+PROFILE = "rtx5090-single-user"
+ROOMY = ("flags.max-total-tokens=20000", "flags.mem-fraction-static=0.9", "workload.context_tokens=4096")
+
+
+def test_the_card_of_the_profile():
+    assert checks.card(subject(gpu())) is None
+    answer = checks.card(subject(gpu(), profile=PROFILE))
+    assert answer is not None
+    assert answer.status is Status.PASS
+    other = gpu(name="NVIDIA GeForce RTX 4090", memory_total_mib=24564, compute_capability="8.9")
+    answer = checks.card(subject(other, profile=PROFILE))
+    assert answer is not None
+    assert (answer.status, answer.fix) == (Status.WARN, "dflash-deploy doctor rtx4090-single-user")
+    answer = checks.card(subject(profile=PROFILE))
+    assert answer is not None
+    assert answer.status is Status.UNKNOWN
+
+
+def test_a_plan_that_fits_passes_and_says_that_it_is_predicted():
+    answer = checks.budget(subject(gpu(), profile=PROFILE, overrides=ROOMY))
+    assert answer is not None
+    assert (answer.status, answer.kind) == (Status.PASS, "predicted"), answer
+    assert "MiB at the peak" in answer.text
+
+
+def test_too_little_context_for_the_users_warns():
+    answer = checks.budget(subject(gpu(), profile=PROFILE, overrides=("workload.context_tokens=200000",)))
+    assert answer is not None
+    assert (answer.status, answer.kind) == (Status.WARN, "predicted")
+    assert "of the 200,000 tokens" in answer.text
+
+
+def test_memory_that_others_hold_makes_it_fail_with_what_is_held():
+    full = gpu(memory_used_mib=15_000, processes=(process(4242, 14_998),))
+    answer = checks.budget(subject(full, profile=PROFILE, overrides=ROOMY))
+    assert answer is not None
+    assert (answer.status, answer.kind) == (Status.FAIL, "predicted")
+    assert "15,000 MiB are held by others (measured)" in answer.text
+    assert answer.fix
+
+
+def test_a_card_that_is_too_small_fails():
+    small = gpu(name="A card", memory_total_mib=12_000, memory_free_mib=11_800)
+    answer = checks.budget(subject(small, profile=PROFILE))
+    assert answer is not None
+    assert answer.status is Status.FAIL
+
+
+def test_without_card_or_model_nothing_is_planned():
+    nowhere = subject(gpus=reading(), profile="sglang-cpu-smoke")
+    answer = checks.budget(nowhere)
+    assert answer is not None
+    assert answer.status is Status.UNKNOWN
+    unknown_model = subject(gpu(), profile=PROFILE, overrides=("model={target: somebody/something}",))
+    answer = checks.budget(unknown_model)
+    assert answer is not None
+    assert answer.status is Status.UNKNOWN
+    assert checks.budget(subject(gpu())) is None
+
+
+def test_flags_that_the_engine_takes_pass():
+    assert checks.flags(subject(gpu())) is None
+    answer = checks.flags(subject(gpu(), profile=PROFILE))
+    assert answer is not None
+    assert answer.status is Status.PASS, answer
+
+
+def test_flags_that_work_against_each_other_are_told():
+    wrong = subject(gpu(), profile=PROFILE, overrides=("flags.enable-linear-replayssm-spec=true",))
+    answer = checks.flags(wrong)
+    assert answer is not None
+    assert answer.status is Status.FAIL
+    assert answer.evidence
+
+
+def test_the_installed_engine_decides_which_flags_there_are():
+    own = ("flags.mamba-radix-cache-strategy=extra_buffer_lazy",)
+    old = subject(gpu(), profile=PROFILE, overrides=own, engine=engine(version="0.5.14"))
+    new = subject(gpu(), profile=PROFILE, overrides=own, engine=engine())
+    answer = checks.flags(new)
+    assert answer is not None
+    assert answer.status is Status.PASS
+    try:
+        answer = checks.flags(old)
+    except DeployError as error:
+        assert "would refuse" in error.message
+    else:
+        assert answer is not None
+        assert answer.status is Status.FAIL
+
+
+@pytest.mark.parametrize("card", [gpu(), gpu(memory_total_mib=None, memory_used_mib=None)])
+def test_a_profile_with_an_mtp_head_is_planned(card):
+    mtp = subject(card, profile=PROFILE, overrides=("speculation={method: mtp}", *ROOMY))
+    answer = checks.budget(mtp)
+    assert answer is not None
+    assert answer.kind == "predicted"
