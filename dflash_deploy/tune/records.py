@@ -159,7 +159,7 @@ def _read(path: Path, kind: type[_R]) -> _R:
             raise DeployError(
                 f"{path} was written by a newer dflash-deploy (records of version {version}; this one reads "
                 f"{SCHEMA_VERSION})",
-                fix="pip install --upgrade dflash-deploy",
+                fix="install that version, or tune anew: dflash-deploy tune",
                 exit_code=ExitCode.INVALID_INPUT,
             ) from None
         first, more = error.errors(include_url=False)[0], error.error_count() - 1
