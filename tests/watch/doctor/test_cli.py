@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import socket
 import stat
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.machine.nvml_stub import DRIVER_NOT_LOADED, StubCard, StubProcess
+from tests.machine.nvml_stub import DRIVER_NOT_LOADED, StubCard, StubProcess, stub_env
 
 from .conftest import Doctor, write_profile
 
@@ -56,8 +59,6 @@ def test_cards_are_judged_through_the_driver(doctor: Doctor):
 
 
 def test_a_driver_that_is_not_loaded(nvml: Path, doctor: Doctor):
-    from tests.machine.nvml_stub import stub_env
-
     done = doctor("--json", env=stub_env(nvml, init_code=DRIVER_NOT_LOADED))
     found = found_by(json.loads(done.stdout))
     assert found["driver"]["status"] == "fail"
@@ -126,3 +127,33 @@ def test_fix_mends_what_is_safe_and_reports_it(doctor: Doctor, tmp_path: Path):
     assert again["repairs"] == []
     plain = doctor("--fix", "--yes", cards=(StubCard(),), env=missing)
     assert "nothing here can be mended" in plain.stdout
+
+
+def at_a_terminal(arguments: list[str], typed: bytes, variables: dict[str, str]) -> str:
+    """What the command shows at a terminal where this is typed."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(variables)
+        os.execv(sys.executable, [sys.executable, "-m", "dflash_deploy", "doctor", *arguments])  # noqa: S606
+    os.write(terminal, typed)
+    shown = b""
+    with suppress(OSError):
+        while part := os.read(terminal, 1 << 16):
+            shown += part
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return shown.decode()
+
+
+def test_at_a_terminal_each_change_is_asked_for(nvml: Path):
+    token = Path(os.environ["HF_HOME"]) / "token"
+    token.write_text("hf_abcdefgh")
+    token.chmod(0o644)
+    variables = {**stub_env(nvml, StubCard()), "TERM": "xterm-256color"}
+    refused = at_a_terminal(["--fix"], b"n\n", variables)
+    assert f"chmod 600 {token}? [y/N]" in refused.replace("\r\n", "\n")
+    assert "declined" in refused
+    assert "\x1b[1;31mfail" in refused
+    assert stat.S_IMODE(token.stat().st_mode) == 0o644
+    assert "HF token now: pass" in at_a_terminal(["--fix"], b"y\n", variables)
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
