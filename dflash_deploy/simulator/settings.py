@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -380,6 +381,9 @@ def _refuse(args: argparse.Namespace, target: ModelFacts, speculation: Speculati
         value = getattr(args, name)
         if value is not None and int(value) <= 0:
             raise ArgumentsRefusedError("ValueError", f"{name} must be positive, got {value}.")
+    ratio = args.mamba_full_memory_ratio
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise ArgumentsRefusedError("ValueError", f"mamba_full_memory_ratio must be positive, got {ratio}.")
     if (
         speculation is not None
         and not args.disable_radix_cache

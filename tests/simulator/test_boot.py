@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 
+from dflash_deploy.engine.sglang.bootlog import read_boot_log
 from dflash_deploy.simulator.virtual import Ask, run_virtual
 
 from .conftest import FOUR_USERS, ONE_USER
@@ -88,6 +90,22 @@ def test_lines_change_with_the_release(version: str, begin: str) -> None:
     assert any(line.startswith(begin) for line in lines)
     old = version == "0.5.19"
     assert any(line.startswith("Init torch distributed ends.") for line in lines) is old
+
+
+@pytest.mark.parametrize("version", ["0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+def test_our_reader_of_logs_understands_all_of_it(version: str) -> None:
+    flags = ONE_USER.replace("--disable-prefill-cuda-graph", "--chunked-prefill-size 1024")
+    record = read_boot_log(line for text in said(flags, version) for line in text.splitlines())
+    assert [weights.architecture for weights in record.weights] == [
+        "Qwen3_5ForConditionalGeneration", "DFlash2DraftModel",
+    ]  # fmt: skip
+    assert {(graph.role, graph.what) for graph in record.graphs} == {
+        ("target", "prefill"), ("target", "verify"), ("draft", "verify"),
+    }  # fmt: skip
+    assert len(record.kv_pools) == 2
+    assert record.max_running_requests == 1
+    silent = {field.name for field in fields(record) if getattr(record, field.name) in (None, ())}
+    assert silent == {"version", "degradations", "failure"}
 
 
 def test_dflash2_came_with_0_5_19() -> None:

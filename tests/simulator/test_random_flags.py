@@ -31,7 +31,7 @@ FLAGS = st.tuples(
     flag("max-total-tokens", numbers),
     flag("max-running-requests", numbers),
     flag("max-mamba-cache-size", numbers),
-    flag("mamba-full-memory-ratio", st.floats(-1, 20)),
+    flag("mamba-full-memory-ratio", st.one_of(st.floats(-1, 20), st.floats())),
     flag("mamba-ssm-dtype", st.sampled_from(["float32", "bfloat16", "int8"])),
     flag(
         "mamba-radix-cache-strategy",
