@@ -141,9 +141,9 @@ def _pools(budget: Budget, *, explain: bool) -> Iterator[str]:
     bar = "#" * used + "." * (_BAR - used)
     yield f"  {'predicted peak':<20}{budget.predicted_peak_mib:>11,.1f}  {'':<10}  {bar}"
     if explain:
-        for pool in budget.reserves:
+        for name, mib in budget.reserved.items():
             yield from _wrapped(
-                f"kept free of pools for {pool.name}: {pool.mib:,.0f} MiB; graphs and workspaces live in it",
+                f"kept free of pools for {name}: {mib:,.0f} MiB; graphs and workspaces live in it",
                 _WIDTH,
                 first="      ",
                 others="        ",

@@ -40,8 +40,10 @@ class Budget:
     """What a configuration will take, before anything is launched. Every figure is predicted, for one card.
 
     Attributes:
-        pools: all uses of memory at the peak, but for what the driver keeps.
-        reserves: memory that the sizing leaves free (slack, images); graphs and workspaces stand in it.
+        sizes: MiB of all uses of memory at the peak, by name, but for what the driver keeps; ``pools`` has the
+            kind of each besides.
+        exact: names of those that follow from the engine's own arithmetic.
+        reserved: MiB that the sizing leaves free (slack, images), by name; graphs and workspaces stand in it.
         kv_tokens: tokens that the KV pool holds.
         window_tokens: tokens of the pool of window layers, 0 without such layers.
         state_slots: slots of the recurrent-state cache, zero for a model without one.
@@ -60,7 +62,9 @@ class Budget:
         warnings: what the engine would do silently or with a warning only.
     """
 
-    pools: tuple[Pool, ...]
+    sizes: Mapping[str, float]
+    exact: frozenset[str]
+    reserved: Mapping[str, float]
     kv_tokens: int
     state_slots: int
     slots_per_request: int
@@ -72,7 +76,6 @@ class Budget:
     failure: str | None = None
     certain: bool = False
     binding_pool: str | None = None
-    reserves: tuple[Pool, ...] = ()
     window_tokens: int = 0
     ready_free_mib: float = 0.0
     driver_mib: float = 0.0
@@ -90,16 +93,26 @@ class Budget:
         """The server would start and serve."""
         return self.fails_at is None and self.headroom_mib >= 0
 
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """All uses of memory at the peak, in the order in which a start takes them."""
+        return tuple(
+            Pool(name, mib, "exact" if name in self.exact else "empirical")
+            for name, mib in self.sizes.items()
+        )
+
     def pool_mib(self, name: str) -> float:
         """Size of a pool, 0 where there is none of that name."""
-        return sum(pool.mib for pool in self.pools if pool.name == name)
+        return self.sizes.get(name, 0.0)
 
     def as_json(self, advice: tuple[Advice, ...] = ()) -> dict[str, object]:
         """The documented keys, ready for ``json.dumps``."""
         return {
             "kind": "predicted",
             "pools": {pool.name: {"mib": round(pool.mib, 3), "kind": pool.kind} for pool in self.pools},
-            "reserves": {pool.name: {"mib": round(pool.mib, 3), "kind": pool.kind} for pool in self.reserves},
+            "reserves": {
+                name: {"mib": round(mib, 3), "kind": "exact"} for name, mib in self.reserved.items()
+            },
             "kv_tokens": self.kv_tokens,
             "window_tokens": self.window_tokens,
             "state_slots": self.state_slots,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dflash_deploy.engine.boot import Stage
-from dflash_deploy.plan.budget import Budget, Pool
+from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.cells import Cells, cells_of, projection_bytes
 from dflash_deploy.plan.families import UNKNOWN, family_of
 from dflash_deploy.plan.flagvalues import wrong
@@ -34,6 +34,25 @@ _HOST_NEEDS_MIB = 8192.0
 """Unified memory: with less free, the host's guard ends the server (the vendor's earlyoom)."""
 
 _UNKNOWN_SHARE = 0.1
+
+_EXACT = frozenset(
+    {
+        "other processes",
+        "draft projections",
+        "state conv",
+        "state ssm",
+        "verify ssm",
+        "verify conv",
+        "replay rings",
+        "target KV",
+        "window KV",
+        "draft KV",
+        "request table",
+        "logits",
+    }
+)
+"""Pools whose size follows from the engine's own arithmetic, or is measured."""
+_EXACT_WITH_CONTEXT = _EXACT | {"context"}
 _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 
 
@@ -121,7 +140,8 @@ class _Walk:
         self.draft = question.draft if settings.method != "none" else None
         self.cells = cells_of(settings, self.target, self.draft)
         self.terms = question.terms or terms_for(question.card_memory_mib)
-        self.pools: list[Pool] = []
+        self.sizes: dict[str, float] = {}
+        self.exact = _EXACT
         self.warnings: list[str] = []
         self.driver_mib = self.terms.driver
         self.free_mib = question.card_memory_mib - self.terms.driver
@@ -143,9 +163,9 @@ class _Walk:
             ready_free_mib = self._after_sizing(self.sized, before_mib)
         return self._result(before_mib, ready_free_mib)
 
-    def _take(self, name: str, mib: float, *, exact: bool = False) -> bool:
+    def _take(self, name: str, mib: float) -> bool:
         """Put a pool into memory; False where it does not fit."""
-        self.pools.append(Pool(name, mib, "exact" if exact else "empirical"))
+        self.sizes[name] = mib
         self.free_mib -= mib
         return self.free_mib >= 0
 
@@ -161,10 +181,11 @@ class _Walk:
                 raise wrong(f"{free:g} MiB cannot be free on a card of {self.question.card_memory_mib} MiB")
             self.driver_mib = min(self.driver_mib, self.question.card_memory_mib - free)
             self.free_mib = self.question.card_memory_mib - self.driver_mib
-            self._take("context", max(self.free_mib - free, 0.0), exact=True)
+            self._take("context", max(self.free_mib - free, 0.0))
+            self.exact = _EXACT_WITH_CONTEXT
             return
         if other:
-            self._take("other processes", other, exact=True)
+            self._take("other processes", other)
         self._take("context", self.terms.context)
 
     def _weights(self) -> None:
@@ -193,7 +214,7 @@ class _Walk:
         if self.settings.algorithm is not None and self.settings.algorithm.upper() == "DFLASH":
             # A machine where less is lost than the formula says shows it as leftovers below zero.
             stacked = max(projection_bytes(self.draft, gpus) / _MIB + min(self.terms.after_load, 0.0), 0.0)
-            fits = self._take("draft projections", stacked, exact=True) and fits
+            fits = self._take("draft projections", stacked) and fits
         if not fits:
             self._refuse(Refused(Stage.DRAFT_LOAD, _out_of_memory(size, free), "draft weights"))
 
@@ -228,7 +249,7 @@ class _Walk:
         self._kv_pools(sized)
         requests = sized.running_requests
         row = settings.context_tokens + 4 + settings.draft_tokens
-        self._take("request table", (requests + 1) * row * 4 / _MIB, exact=True)
+        self._take("request table", (requests + 1) * row * 4 / _MIB)
         if self.free_mib < 0:
             self._refuse(Refused(Stage.POOLS, _out_of_memory(-self.free_mib, 0.0), "target KV"))
         free = self.free_mib
@@ -238,7 +259,7 @@ class _Walk:
         ready_free_mib = self.free_mib
         self._take("compiled kernels", left.kernels)
         self._take("activations", left.activations)
-        self._take("logits", left.logits, exact=True)
+        self._take("logits", left.logits)
         if not self._take("fragments", left.fragments):
             text = _out_of_memory(left.activations, self.free_mib + left.activations + left.fragments)
             self._refuse(Refused(Stage.SERVING, text, "activations"))
@@ -256,22 +277,22 @@ class _Walk:
             return
         # One slot of padding is made whether the release charges it or not.
         slots = sized.state_slots + 1
-        self._take("state conv", slots * cells.conv / _MIB, exact=True)
-        self._take("state ssm", slots * cells.ssm / _MIB, exact=True)
+        self._take("state conv", slots * cells.conv / _MIB)
+        self._take("state ssm", slots * cells.ssm / _MIB)
         ssm, conv, rings = verify_bytes(self.settings, cells, sized.running_requests, sized.state_slots)
         for name, size in (("verify ssm", ssm), ("verify conv", conv), ("replay rings", rings)):
             if size:
-                self._take(name, size / _MIB, exact=True)
+                self._take(name, size / _MIB)
 
     def _kv_pools(self, sized: Sizing) -> None:
         page, cells = self.settings.page_tokens, self.cells
         rows = sized.kv_tokens + page
         if cells.target:
-            self._take("target KV", rows * cells.target / _MIB, exact=True)
+            self._take("target KV", rows * cells.target / _MIB)
         if cells.window:
-            self._take("window KV", (sized.window_tokens + page) * cells.window / _MIB, exact=True)
+            self._take("window KV", (sized.window_tokens + page) * cells.window / _MIB)
         if cells.draft:
-            self._take("draft KV", rows * cells.draft / _MIB, exact=True)
+            self._take("draft KV", rows * cells.draft / _MIB)
 
     def _resize(self, sized: Sizing, left: Remainder, before_mib: float) -> Sizing:
         """The pool as it is backed once the graphs are captured, no larger than it was planned."""
@@ -344,14 +365,15 @@ class _Walk:
         peak_mib = self.question.card_memory_mib - self.driver_mib - self.free_mib
         unknown = _unknown(self.target, self.draft, settings)
         margin_mib = _UNKNOWN_SHARE * peak_mib if unknown else 0.0
-        reserves = []
+        reserved = {}
         if before_mib > 0:
-            reserves = [
-                Pool("slack", before_mib * (1 - settings.fraction), "exact"),
-                Pool("images", settings.multimodal_gib * 1024, "exact"),
-            ]
+            reserved = {
+                "slack": before_mib * (1 - settings.fraction),
+                "images": settings.multimodal_gib * 1024,
+            }
         return Budget(
-            pools=tuple(self.pools),
+            sizes=self.sizes,
+            exact=self.exact,
             kv_tokens=tokens,
             state_slots=sized.state_slots if sized else 0,
             slots_per_request=settings.slots_per_request,
@@ -363,7 +385,7 @@ class _Walk:
             failure=refused.message if refused else None,
             certain=self.certain,
             binding_pool=self._binding(),
-            reserves=tuple(reserves),
+            reserved=reserved,
             window_tokens=sized.window_tokens if sized else 0,
             ready_free_mib=max(ready_free_mib, 0.0),
             driver_mib=self.driver_mib,
