@@ -61,10 +61,10 @@ def boot(folder: Path, script: str) -> str:
 
 
 # Letters that mean something somewhere between a unit's line and execve, and a few that only might.
-_LETTERS = " %$\\\"';#{}()[]&|<>*?=~-@:+!nstux0éß漢🙂\u0085\u00a0\u2028\ufeff"
+_LETTERS = " %$\\\"';#{}()[]&|<>*?=~-@:+!nstux0éß漢🙂\u00a0\u2028\ufeff"
 _HOSTILE = st.text(alphabet=_LETTERS, max_size=12)
 _ANY = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cs"], min_codepoint=0x20, exclude_characters="\x7f"),
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]),
     max_size=12,
 ).filter(lambda text: escape._NONCHARACTER.search(text) is None)
 _WORD = st.one_of(_HOSTILE, _ANY)
