@@ -13,9 +13,9 @@ from dflash_deploy.errors import DeployError, ExitCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dflash_deploy.watch.doctor.finding import Finding
-    from dflash_deploy.watch.doctor.repair import Done
-    from dflash_deploy.watch.doctor.subject import Request
+    from dflash_deploy.doctor.finding import Finding
+    from dflash_deploy.doctor.repair import Done
+    from dflash_deploy.doctor.subject import Request
 
 _COLOURS = {"fail": "bold red", "warn": "yellow", "unknown": "cyan", "pass": "green"}
 
@@ -69,11 +69,11 @@ def doctor(
     import time
     from dataclasses import replace
 
+    from dflash_deploy.doctor.examination import examine, exit_code
+    from dflash_deploy.doctor.repair import repair
+    from dflash_deploy.doctor.subject import Request, look_at
+    from dflash_deploy.doctor.view import as_json
     from dflash_deploy.profile.load import load_profile
-    from dflash_deploy.watch.doctor.examination import examine, exit_code
-    from dflash_deploy.watch.doctor.repair import repair
-    from dflash_deploy.watch.doctor.subject import Request, look_at
-    from dflash_deploy.watch.doctor.view import as_json
 
     _check_options(profile, settings, fix=fix, yes=yes, hashes=hashes, json=json)
     overrides = tuple(settings or ())
@@ -137,7 +137,7 @@ def _print(findings: Sequence[Finding], request: Request, took_s: float, *, ever
     from rich.console import Console
     from rich.text import Text
 
-    from dflash_deploy.watch.doctor.view import lines
+    from dflash_deploy.doctor.view import lines
 
     console = Console()
     for line in lines(findings, request, took_s, everything=everything):

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from dflash_deploy.doctor import environment, gpu, host, hub, model, planned, service
+from dflash_deploy.doctor.finding import Answer, Finding, NotCheckedError, Status, failed, unknown
+from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.text import printable
-from dflash_deploy.watch.doctor import environment, gpu, host, hub, model, planned, service
-from dflash_deploy.watch.doctor.finding import Answer, Finding, NotCheckedError, Status, failed, unknown
-from dflash_deploy.watch.doctor.subject import Subject
 
 _QUICK_S = 15.0
 _UNITS_S = 40.0

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dflash_deploy.checkpoint.cards import ModelCard, list_model_cards
+from dflash_deploy.doctor.finding import Answer, Status, failed, passed, unknown, warned
+from dflash_deploy.doctor.gpu import held_by_others_mib, used
+from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.engine.launch import Flags, FlagValue
 from dflash_deploy.engine.sglang import advice as flag_advice
 from dflash_deploy.engine.sglang.advice_case import Weight
@@ -18,9 +21,6 @@ from dflash_deploy.plan.terms import terms_for
 from dflash_deploy.plan.vram import Question, plan
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.launching import model_flags, values
-from dflash_deploy.watch.doctor.finding import Answer, Status, failed, passed, unknown, warned
-from dflash_deploy.watch.doctor.gpu import held_by_others_mib, used
-from dflash_deploy.watch.doctor.subject import Subject
 
 _TOLD = 3
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dflash_deploy.doctor.engine import Engine
+from dflash_deploy.doctor.subject import Request, Subject, look_at
 from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.gpu import Gpu, GpuProcess, GpuReading
 from dflash_deploy.machine.host import Host
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.serving_env.describe import Description, Module
-from dflash_deploy.watch.doctor.engine import Engine
-from dflash_deploy.watch.doctor.subject import Request, Subject, look_at
 
 IDLE = Gpu(
     index=0,

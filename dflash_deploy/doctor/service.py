@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+from dflash_deploy.doctor.finding import Answer, NotCheckedError, Repair, Status, failed, passed, warned
+from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.errors import DeployError
 from dflash_deploy.server.orphans import end_orphans
 from dflash_deploy.server.ports import require_free
@@ -13,8 +15,6 @@ from dflash_deploy.serving_env.patches.description import load_patch, patch_name
 from dflash_deploy.serving_env.patches.operations import mend, unfinished
 from dflash_deploy.serving_env.patches.tree import Tree
 from dflash_deploy.serving_env.patches.verdict import Verdict, VerdictKind, examine
-from dflash_deploy.watch.doctor.finding import Answer, NotCheckedError, Repair, Status, failed, passed, warned
-from dflash_deploy.watch.doctor.subject import Subject
 from dflash_deploy.watch.places import address, record_places, unit_places
 from dflash_deploy.watch.units import UnitState
 

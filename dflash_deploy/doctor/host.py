@@ -13,10 +13,10 @@ import psutil
 
 from dflash_deploy import paths
 from dflash_deploy.checkpoint import hub_cache
+from dflash_deploy.doctor.finding import Answer, Repair, failed, passed, unknown, warned
+from dflash_deploy.doctor.gpu import used
+from dflash_deploy.doctor.subject import Model, Subject
 from dflash_deploy.machine.text import printable
-from dflash_deploy.watch.doctor.finding import Answer, Repair, failed, passed, unknown, warned
-from dflash_deploy.watch.doctor.gpu import used
-from dflash_deploy.watch.doctor.subject import Model, Subject
 
 _ENGINE_RAM_MIB = 6 * 1024
 """Three processes of the engine and their CUDA contexts, before any of the model."""

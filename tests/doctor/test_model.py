@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_deploy.watch.doctor import hashes
-from dflash_deploy.watch.doctor import model as checks
-from dflash_deploy.watch.doctor.finding import Status
-from dflash_deploy.watch.doctor.subject import Request, Subject
+from dflash_deploy.doctor import hashes
+from dflash_deploy.doctor import model as checks
+from dflash_deploy.doctor.finding import Status
+from dflash_deploy.doctor.subject import Request, Subject
 
 from .builders import subject
 from .conftest import write_pair, write_profile

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from dflash_deploy.checkpoint import Checkpoint, read_checkpoint
 from dflash_deploy.checkpoint.cards import ModelCard, find_model_card
+from dflash_deploy.doctor.engine import Engine, read_engine
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.gpu import GpuReading, read_gpus
 from dflash_deploy.machine.host import Host, read_host
@@ -19,7 +20,6 @@ from dflash_deploy.machine.system import nvidia_module_version
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.serving_env.current import default_python
 from dflash_deploy.serving_env.patches.tree import Tree, find_tree
-from dflash_deploy.watch.doctor.engine import Engine, read_engine
 from dflash_deploy.watch.units import UnitState, read_units
 
 T = TypeVar("T")

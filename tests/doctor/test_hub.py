@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_deploy.watch.doctor import hub as checks
-from dflash_deploy.watch.doctor.finding import Status
+from dflash_deploy.doctor import hub as checks
+from dflash_deploy.doctor.finding import Status
 
 from .builders import subject
 from .conftest import write_profile

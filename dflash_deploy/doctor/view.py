@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
+from dflash_deploy.doctor.examination import exit_code
+from dflash_deploy.doctor.finding import Finding, Status
+from dflash_deploy.doctor.repair import Done
+from dflash_deploy.doctor.subject import Request
 from dflash_deploy.machine.text import printable
-from dflash_deploy.watch.doctor.examination import exit_code
-from dflash_deploy.watch.doctor.finding import Finding, Status
-from dflash_deploy.watch.doctor.repair import Done
-from dflash_deploy.watch.doctor.subject import Request
 
 SCHEMA_VERSION = 1
 WIDTH = 80

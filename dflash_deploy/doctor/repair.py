@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_deploy.doctor.finding import Finding
 from dflash_deploy.errors import DeployError
-from dflash_deploy.watch.doctor.finding import Finding
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.doctor import gpu as checks
+from dflash_deploy.doctor.finding import Status
 from dflash_deploy.machine.gpu import Gpu
-from dflash_deploy.watch.doctor import gpu as checks
-from dflash_deploy.watch.doctor.finding import Status
 from dflash_deploy.watch.units import UnitState
 
 from .builders import gpu, host, process, reading, subject

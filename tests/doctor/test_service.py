@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.doctor import service as checks
+from dflash_deploy.doctor.finding import NotCheckedError, Status
 from dflash_deploy.server.processes import TOKEN_VARIABLE, Identity, boot_id, identity_of, pid_namespace
 from dflash_deploy.server.records import ServerRecord, read_records, write_record
 from dflash_deploy.server.temp_dir import make_temp_dir
 from dflash_deploy.serving_env.patches.description import load_patch
 from dflash_deploy.serving_env.patches.operations import apply
 from dflash_deploy.serving_env.patches.tree import find_tree
-from dflash_deploy.watch.doctor import service as checks
-from dflash_deploy.watch.doctor.finding import NotCheckedError, Status
 from dflash_deploy.watch.units import UnitState
 from tests.serving_env.patches.trees import DFLASH, FIXED, METHOD, install
 

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from dflash_deploy.engine.sglang.advice_case import Weight
-from dflash_deploy.errors import DeployError
-from dflash_deploy.serving_env.advice import Advice, Case, advise
-from dflash_deploy.serving_env.environments import list_environments, read_making
-from dflash_deploy.serving_env.patches import ledger
-from dflash_deploy.serving_env.remove import remove
-from dflash_deploy.watch.doctor.engine import Engine
-from dflash_deploy.watch.doctor.finding import (
+from dflash_deploy.doctor.engine import Engine
+from dflash_deploy.doctor.finding import (
     Answer,
     NotCheckedError,
     Repair,
@@ -26,8 +20,14 @@ from dflash_deploy.watch.doctor.finding import (
     unknown,
     warned,
 )
-from dflash_deploy.watch.doctor.gpu import used
-from dflash_deploy.watch.doctor.subject import Subject
+from dflash_deploy.doctor.gpu import used
+from dflash_deploy.doctor.subject import Subject
+from dflash_deploy.engine.sglang.advice_case import Weight
+from dflash_deploy.errors import DeployError
+from dflash_deploy.serving_env.advice import Advice, Case, advise
+from dflash_deploy.serving_env.environments import list_environments, read_making
+from dflash_deploy.serving_env.patches import ledger
+from dflash_deploy.serving_env.remove import remove
 
 RELEASE = frozenset(
     {

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from dflash_deploy import paths
-from dflash_deploy.watch.doctor import host as checks
-from dflash_deploy.watch.doctor.finding import Status
+from dflash_deploy.doctor import host as checks
+from dflash_deploy.doctor.finding import Status
 
 from .builders import gpu, host, subject
 from .conftest import write_profile
@@ -144,7 +144,7 @@ def test_limits_of_the_shell(limit, value, status, fix):
         pytest.skip("the limit here is lower than the test's")
     code = (
         "import resource\n"
-        "from dflash_deploy.watch.doctor import host\n"
+        "from dflash_deploy.doctor import host\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n"
         f"resource.setrlimit(resource.{limit}, {value})\n"

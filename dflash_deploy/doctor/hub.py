@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from dflash_deploy.checkpoint import hub_cache
-from dflash_deploy.watch.doctor.finding import Answer, Repair, failed, passed, warned
-from dflash_deploy.watch.doctor.subject import Subject
+from dflash_deploy.doctor.finding import Answer, Repair, failed, passed, warned
+from dflash_deploy.doctor.subject import Subject
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = frozenset({"1", "true", "yes", "on"})

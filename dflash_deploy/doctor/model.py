@@ -8,11 +8,11 @@ from pathlib import Path
 from dflash_deploy.checkpoint import Checkpoint, mismatches
 from dflash_deploy.checkpoint.cards import ModelCard
 from dflash_deploy.checkpoint.hub_cache import find_snapshot, how_to_get
+from dflash_deploy.doctor import hashes
+from dflash_deploy.doctor.finding import Answer, failed, passed, unknown, warned
+from dflash_deploy.doctor.subject import Model, Subject
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.text import printable
-from dflash_deploy.watch.doctor import hashes
-from dflash_deploy.watch.doctor.finding import Answer, failed, passed, unknown, warned
-from dflash_deploy.watch.doctor.subject import Model, Subject
 
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 128 << 20

@@ -10,10 +10,10 @@ from functools import partial
 
 import psutil
 
+from dflash_deploy.doctor.finding import Answer, Repair, failed, passed, unknown, warned
+from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.gpu import Gpu, GpuProcess, GpuReading
-from dflash_deploy.watch.doctor.finding import Answer, Repair, failed, passed, unknown, warned
-from dflash_deploy.watch.doctor.subject import Subject
 from dflash_deploy.watch.places import record_places, unit_places
 
 _FOREIGN_MIB = 256

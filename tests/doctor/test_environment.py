@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy import paths
+from dflash_deploy.doctor import environment as checks
+from dflash_deploy.doctor.engine import read_engine
+from dflash_deploy.doctor.finding import NotCheckedError, Status
+from dflash_deploy.doctor.subject import Request, interpreter, look_at
 from dflash_deploy.errors import DeployError
 from dflash_deploy.serving_env import environments, records
 from dflash_deploy.serving_env.advice import ENTRIES
@@ -17,10 +21,6 @@ from dflash_deploy.serving_env.patches.description import load_patch
 from dflash_deploy.serving_env.patches.operations import apply
 from dflash_deploy.serving_env.patches.tree import find_tree
 from dflash_deploy.serving_env.pins import pin_of_source
-from dflash_deploy.watch.doctor import environment as checks
-from dflash_deploy.watch.doctor.engine import read_engine
-from dflash_deploy.watch.doctor.finding import NotCheckedError, Status
-from dflash_deploy.watch.doctor.subject import Request, interpreter, look_at
 from tests.serving_env.patches.trees import install
 
 from .builders import engine, gpu, host, subject, torch, without
@@ -233,7 +233,7 @@ def test_a_damaged_memory_is_asked_anew(venv: Path):
     ],
 )
 def test_builds_of_torch_by_their_names(version, packages, cuda):
-    from dflash_deploy.watch.doctor.engine import _told_by
+    from dflash_deploy.doctor.engine import _told_by
 
     modules = _told_by({"torch": version, **packages})
     assert modules is not None
@@ -241,7 +241,7 @@ def test_builds_of_torch_by_their_names(version, packages, cuda):
 
 
 def test_a_torch_of_unknown_build_is_not_guessed():
-    from dflash_deploy.watch.doctor.engine import _told_by
+    from dflash_deploy.doctor.engine import _told_by
 
     assert _told_by({"torch": "2.8.0"}) is None
     assert _told_by({}) is None

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.watch.doctor.examination import CHECKS, Check, examine, exit_code
-from dflash_deploy.watch.doctor.finding import (
+from dflash_deploy.doctor.examination import CHECKS, Check, examine, exit_code
+from dflash_deploy.doctor.finding import (
     Answer,
     Finding,
     NotCheckedError,
@@ -19,9 +18,10 @@ from dflash_deploy.watch.doctor.finding import (
     passed,
     warned,
 )
-from dflash_deploy.watch.doctor.repair import repair
-from dflash_deploy.watch.doctor.subject import Once, Request
-from dflash_deploy.watch.doctor.view import as_json, lines
+from dflash_deploy.doctor.repair import repair
+from dflash_deploy.doctor.subject import Once, Request
+from dflash_deploy.doctor.view import as_json, lines
+from dflash_deploy.errors import DeployError, ExitCode
 
 from .builders import gpu, subject
 

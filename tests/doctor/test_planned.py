@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_deploy.doctor import planned as checks
+from dflash_deploy.doctor.finding import Status
 from dflash_deploy.errors import DeployError
-from dflash_deploy.watch.doctor import planned as checks
-from dflash_deploy.watch.doctor.finding import Status
 
 from .builders import engine, gpu, process, reading, subject
 
