@@ -30,6 +30,36 @@ class SimulatorInfo:
 
 
 @dataclass(frozen=True)
+class MemoryUsage:
+    """GiB by what the engine allocated them for; None where a release does not tell.
+
+    Attributes:
+        weights_gib: the target model's alone.
+        kv_gib: the target's key/value pool; neither the draft's nor the recurrent states.
+        graphs_gib: all captured graphs.
+        free_at_start_gib: what was left free when it was ready.
+    """
+
+    weights_gib: float | None = None
+    kv_gib: float | None = None
+    graphs_gib: float | None = None
+    free_at_start_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How one small request ended.
+
+    Attributes:
+        status: of HTTP; None where no answer came in time.
+        tokens: generated, as far as the answer says.
+    """
+
+    status: int | None
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class ServerInfo:
     """What a server says of itself while it serves; None where it does not say.
 
@@ -45,13 +75,30 @@ class ServerInfo:
     kv_tokens: int | None = None
     max_running_requests: int | None = None
     context_tokens: int | None = None
+    memory: MemoryUsage | None = None
     simulator: SimulatorInfo | None = None
 
 
 def healthy(base_url: str, *, timeout_s: float, api_key: str | None = None) -> bool:
     """The server generated a token for its health check; that takes it a second at least."""
+    return health_status(base_url, timeout_s=timeout_s, api_key=api_key) == 200
+
+
+def health_status(base_url: str, *, timeout_s: float, api_key: str | None = None) -> int | None:
+    """HTTP status of ``/health``, 503 when nothing was generated for 20 s; None without an answer."""
     status, _ = _ask("GET", f"{base_url}/health", timeout_s=timeout_s, api_key=api_key)
-    return status == 200
+    return status
+
+
+def generate_once(base_url: str, *, timeout_s: float, api_key: str | None = None) -> Generation:
+    """Ask for one token, as any client would; it waits its turn behind other requests."""
+    request = {"text": "1 2 3", "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    status, body = _ask(
+        "POST", f"{base_url}/generate", timeout_s=timeout_s, api_key=api_key, content=json.dumps(request)
+    )
+    content = _mapping(_parsed(body)) if status == 200 else None
+    facts = _mapping(content.get("meta_info")) if content is not None else None
+    return Generation(status, (_whole(facts, "completion_tokens") or 0) if facts is not None else 0)
 
 
 def server_info(base_url: str, *, timeout_s: float, api_key: str | None = None) -> ServerInfo | None:
@@ -81,6 +128,7 @@ def read_server_info(content: Mapping[str, object]) -> ServerInfo:
         kv_tokens=_whole(content, "max_total_num_tokens"),
         max_running_requests=sum(limits) if limits else _whole(content, "max_running_requests"),
         context_tokens=_whole(content, "context_length") or _whole(first, "context_length"),
+        memory=_memory(ranks),
         simulator=_simulator(content.get("simulator")),
     )
 
@@ -106,19 +154,25 @@ def get_text(base_url: str, path: str, *, timeout_s: float, api_key: str | None 
     return body.decode(errors="replace") if status == 200 else None
 
 
-def _ask(method: str, url: str, *, timeout_s: float, api_key: str | None) -> tuple[int | None, bytes]:
+def _ask(
+    method: str, url: str, *, timeout_s: float, api_key: str | None, content: str | None = None
+) -> tuple[int | None, bytes]:
     """Status and body; no status where the server was not reached, took too long, or sent too much."""
     if timeout_s <= 0:
         return None, b""
     try:
-        return asyncio.run(_asked(method, url, timeout_s, api_key))
+        return asyncio.run(_asked(method, url, timeout_s, api_key, content))
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError):
         return None, b""
 
 
-async def _asked(method: str, url: str, timeout_s: float, api_key: str | None) -> tuple[int | None, bytes]:
+async def _asked(
+    method: str, url: str, timeout_s: float, api_key: str | None, content: str | None
+) -> tuple[int | None, bytes]:
     # Unpacked, so that a small answer cannot grow past the limit in one piece.
     headers = {"Accept-Encoding": "identity"}
+    if content is not None:
+        headers["Content-Type"] = "application/json"
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     body = bytearray()
@@ -127,7 +181,7 @@ async def _asked(method: str, url: str, timeout_s: float, api_key: str | None) -
     async with (
         asyncio.timeout(timeout_s),
         httpx.AsyncClient(timeout=None, trust_env=False) as client,  # noqa: S113
-        client.stream(method, url, headers=headers) as answer,
+        client.stream(method, url, headers=headers, content=content) as answer,
     ):
         async for piece in answer.aiter_raw():
             body += piece
@@ -164,6 +218,24 @@ def _whole(content: Mapping[str, object], key: str) -> int | None:
 def _text(content: Mapping[str, object], key: str) -> str | None:
     value = content.get(key)
     return value if isinstance(value, str) and 0 < len(value) <= _TEXT_LIMIT else None
+
+
+def _memory(ranks: list[dict[str, object]]) -> MemoryUsage | None:
+    """The first rank's: each rank has a card of its own, and all are alike."""
+    usage = _mapping(ranks[0].get("memory_usage")) if ranks else None
+    if usage is None:
+        return None
+    phases = _mapping(usage.get("graph"))
+    # One number up to 0.5.16, an object by phase after it.
+    parts = [_number(phases, phase) for phase in phases] if phases is not None else [_number(usage, "graph")]
+    known = [part for part in parts if part is not None]
+    found = MemoryUsage(
+        _number(usage, "weight"),
+        _number(usage, "kvcache"),
+        sum(known) if known else None,
+        _number(usage, "startup_available"),
+    )
+    return found if found != MemoryUsage() else None
 
 
 def _simulator(value: object) -> SimulatorInfo | None:

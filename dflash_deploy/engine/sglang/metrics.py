@@ -18,8 +18,10 @@ _SAMPLE = re.compile(r'sglang:(\w{1,80})(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})? +(
 class Metrics:
     """The figures that this tool looks at; None where the server does not give one.
 
-    Usages are shares from 0 to 1. The speculative figures are those of the last window the server logged
-    (``--decode-log-interval`` decode steps), so a short request may not show in them.
+    ``prompt_tokens_total`` and ``generation_tokens_total`` grow when a request ends,
+    ``realtime_tokens_total`` while it runs. Usages are shares from 0 to 1. The speculative figures are those
+    of the last window the server logged (``--decode-log-interval`` decode steps), so a short request may not
+    show in them.
     """
 
     spec_accept_length: float | None = None
@@ -33,6 +35,8 @@ class Metrics:
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
     cached_tokens_total: float | None = None
+    realtime_tokens_total: float | None = None
+    used_tokens: float | None = None
     verify_calls_total: float | None = None
     requests_total: float | None = None
     aborted_requests_total: float | None = None
@@ -57,6 +61,8 @@ _SOURCES: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "prompt_tokens_total": ("prompt_tokens_total", sum),
     "generation_tokens_total": ("generation_tokens_total", sum),
     "cached_tokens_total": ("cached_tokens_total", sum),
+    "realtime_tokens_total": ("realtime_tokens_total", sum),
+    "used_tokens": ("num_used_tokens", sum),
     "verify_calls_total": ("spec_verify_calls_total", sum),
     "requests_total": ("num_requests_total", sum),
     "aborted_requests_total": ("num_aborted_requests_total", sum),
