@@ -17,7 +17,7 @@ from tests.machine.nvml_stub import DRIVER_NOT_LOADED, StubCard, StubProcess, st
 
 from .conftest import Doctor, write_profile
 
-DOCUMENTED = (Path(__file__).parents[3] / "docs" / "json.md").read_text().split("## doctor --json")[1]
+DOCUMENTED = (Path(__file__).parents[2] / "docs" / "json.md").read_text().split("## doctor --json")[1]
 
 
 def found_by(document: dict[str, object]) -> dict[str, dict[str, object]]:
