@@ -1,4 +1,4 @@
-"""The two short programs that a unit runs around the engine, by the serving interpreter's ``-c``.
+"""The short programs that a unit runs around the engine, by the serving interpreter's ``-c``.
 
 They stand in the unit itself, a line of Python an argument: the unit then needs neither this tool nor curl on
 the machine that it runs on, and whoever reads the unit sees all that it does.
@@ -7,8 +7,7 @@ the machine that it runs on, and whoever reads the unit sees all that it does.
 from __future__ import annotations
 
 from dflash_deploy.deploy.escape import command_word, executable
-
-_RUN_ARGUMENTS = r"import sys; exec('\n'.join(sys.argv[3:]))"
+from dflash_deploy.deploy.seal import Seal
 
 _PORT_CHECK = """\
 import socket
@@ -40,20 +39,98 @@ while True:
     time.sleep(1)
 """
 
+_SEAL_CHECK = """\
+import glob, hashlib
+site, wanted, *files = sys.argv[1:]
+def end(why):
+    sys.exit(why + ' (dflash-deploy service install makes a generation for what is there now)')
+found = []
+for name in glob.glob(glob.escape(site) + '/[sS][gG][lL]ang-*.dist-info/METADATA'):
+    with open(name, encoding='utf-8', errors='replace') as file:
+        found += [line.split(':')[1].strip() for line in file if line.startswith('Version:')][:1]
+if found != [wanted]:
+    end(f'{site} has SGLang {", ".join(found) or "not at all"}, and the service is for {wanted}')
+if cut := glob.glob(glob.escape(site) + '/.dflash-deploy-patches/*.[ar]*ing.json'):
+    end('a patch was cut short, or goes on right now: ' + cut[0])
+for path, sha256 in zip(files[::2], files[1::2]):
+    try:
+        with open(path, 'rb') as file:
+            now = hashlib.sha256(file.read()).hexdigest()
+    except OSError as error:
+        end(path + ': ' + error.strerror)
+    if now != sha256:
+        end(path + ' is not as its patch left it')
+"""
+
+# Memory of a server that has just ended comes back late; an engine started before that makes its pool
+# smaller. Without a driver, or on a card without memory of its own, there is nothing to wait for. A card's
+# number means the driver's order only under CUDA_DEVICE_ORDER=PCI_BUS_ID; else any cards count.
+_VRAM_WAIT = """\
+import ctypes, os, time
+wanted, bound_s, cards = map(int, sys.argv[1:4])
+class Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ('total', 'free', 'used')]
+try:
+    nvml = ctypes.CDLL('libnvidia-ml.so.1')
+except OSError:
+    sys.exit(0)
+count = ctypes.c_uint()
+if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+    sys.exit(0)
+named = [one for one in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if one]
+if not all(one.startswith('GPU-') for one in named) and os.environ.get('CUDA_DEVICE_ORDER') != 'PCI_BUS_ID':
+    named = []
+def free_mib(one):
+    card, memory = ctypes.c_void_p(), Memory()
+    if one.startswith('GPU-'):
+        failed = nvml.nvmlDeviceGetHandleByUUID(one.encode(), ctypes.byref(card))
+    else:
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(int(one), ctypes.byref(card))
+    if failed or nvml.nvmlDeviceGetMemoryInfo(card, ctypes.byref(memory)):
+        return None
+    return memory.free >> 20
+deadline = time.monotonic() + bound_s
+while True:
+    free = [free_mib(one) for one in named or map(str, range(count.value))]
+    if None in free or sum(one >= wanted for one in free) >= min(cards, len(free)):
+        sys.exit(0)
+    if time.monotonic() > deadline:
+        sys.exit(f'{max(free)} MiB of VRAM are free, {wanted} are needed: nvidia-smi lists who holds it')
+    time.sleep(1)
+"""
+
 # Where a server that listens on every address is reached from the machine itself.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound
 
 
 def port_check(python: str, host: str, port: int) -> str:
     """The ``ExecStartPre=`` value that ends in failure when the port cannot be listened on."""
-    return _program(python, host, port, _PORT_CHECK)
+    return _program(python, _PORT_CHECK, host, str(port))
+
+
+def seal_check(python: str, seal: Seal) -> str:
+    """The ``ExecStartPre=`` value that ends in failure when the engine or a patch is not what it was."""
+    files = [word for file in seal.files for word in (file.path, file.sha256)]
+    return _program(python, _SEAL_CHECK, seal.site_packages, seal.version, *files)
+
+
+def vram_wait(python: str, free_mib: int, *, bound_s: int, cards: int) -> str:
+    """The ``ExecStartPre=`` value that waits until so many cards have so much memory free each."""
+    return _program(python, _VRAM_WAIT, str(free_mib), str(bound_s), str(cards))
 
 
 def ready_wait(python: str, host: str, port: int) -> str:
     """The ``ExecStartPost=`` value that ends when the engine answers, or fails when the engine has ended."""
-    return _program(python, _LOOPBACK.get(host, host), port, _READY_WAIT)
+    return _program(python, _READY_WAIT, reached_at(host), str(port))
 
 
-def _program(python: str, host: str, port: int, source: str) -> str:
-    first = " ".join([executable(python), *map(command_word, ("-c", _RUN_ARGUMENTS, host, str(port)))])
+def reached_at(host: str) -> str:
+    """Where an engine that listens there is reached from the machine itself."""
+    return _LOOPBACK.get(host, host)
+
+
+def _program(python: str, source: str, *arguments: str) -> str:
+    end = len(arguments) + 1
+    run = f"import sys; source = sys.argv[{end}:]; del sys.argv[{end}:]; exec('\\n'.join(source))"
+    first = " ".join([executable(python), *map(command_word, ("-c", run, *arguments))])
     return " \\\n  ".join([first, *map(command_word, source.splitlines())])

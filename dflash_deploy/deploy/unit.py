@@ -12,15 +12,21 @@ from typing import Literal
 import jinja2
 
 from dflash_deploy.deploy import escape, gate
+from dflash_deploy.deploy.seal import Seal
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.resources import resource_dir
 
 UNIT_PREFIX = "dflash-sglang-"
 """What every unit of ours is called, before the service's own name."""
 
+WRITTEN_FOR_SYSTEMD = 252
+"""The version that units are written for where the machine's own is not known (Debian 12)."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _SYSTEM_PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_VRAM_WAIT_S = 120
+_BACKS_OFF_SINCE = 254
 _SECRET_OPTION = re.compile(r"--(admin-)?api-key(=|$)")
 
 
@@ -38,6 +44,10 @@ class UnitSpec:
         user: who runs it under the machine's manager; None lets systemd make a user for it.
         api_key_file: absolute path of a YAML file with one line, ``api-key: …``.
         comments: lines put at the top: where the configuration comes from and what was measured.
+        seal: the environment that it must find at each start, None to start with whatever is there.
+        vram_free_mib: memory that each of its cards must have free before it starts, None not to look.
+        cards: how many cards the engine uses.
+        systemd_version: settings that a newer one has are left out.
     """
 
     service: str
@@ -49,6 +59,10 @@ class UnitSpec:
     user: str | None = None
     api_key_file: str | None = None
     comments: tuple[str, ...] = ()
+    seal: Seal | None = None
+    vram_free_mib: int | None = None
+    cards: int = 1
+    systemd_version: int = WRITTEN_FOR_SYSTEMD
 
     @property
     def unit_name(self) -> str:
@@ -74,6 +88,11 @@ def render_unit(spec: UnitSpec) -> str:
         command=escape.command_line(python, arguments),
         port_check=gate.port_check(python, spec.host, spec.port),
         ready_wait=gate.ready_wait(python, spec.host, spec.port),
+        seal_check=gate.seal_check(python, spec.seal) if spec.seal else None,
+        vram_wait=gate.vram_wait(python, spec.vram_free_mib, bound_s=_VRAM_WAIT_S, cards=spec.cards)
+        if spec.vram_free_mib
+        else None,
+        backs_off=spec.systemd_version >= _BACKS_OFF_SINCE,
         # Tools of the serving environment (ninja) and of CUDA (nvcc) compile kernels on the first start.
         path=escape.environment_assignment("PATH", f"{PurePosixPath(python).parent}:{_SYSTEM_PATH}"),
         environment=[escape.environment_assignment(*item) for item in sorted(spec.env.items())],

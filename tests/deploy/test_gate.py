@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.server
 import os
 import socket
@@ -9,10 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from dflash_deploy.deploy import gate
+from dflash_deploy.deploy.seal import Seal, SealedFile
 
 from . import systemd_syntax as systemd
 
@@ -63,6 +66,60 @@ def test_the_wait_goes_on_while_nothing_listens():
         time.sleep(2)
         assert waiting.poll() is None
         waiting.kill()
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Seal:
+    site = tmp_path / "site [1] 5%"
+    (site / "sglang-0.5.23.dist-info").mkdir(parents=True)
+    (site / "sglang-0.5.23.dist-info" / "METADATA").write_text(
+        "Name: sglang\nVersion: 0.5.23\n\nVersion: x\n"
+    )
+    module = site / "patched module.py"
+    module.write_text("patched = True\n")
+    sha256 = hashlib.sha256(module.read_bytes()).hexdigest()
+    return Seal(str(site), "0.5.23", (SealedFile("a-patch", str(module), sha256),))
+
+
+def test_a_sealed_environment_may_start(sealed: Seal):
+    done = _run(gate.seal_check(sys.executable, sealed))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("another version", "has SGLang 0.5.24, and the service is for 0.5.23"),
+        ("no version", "has SGLang not at all"),
+        ("two versions", "0.5.2"),
+        ("changed module", "is not as its patch left it"),
+        ("no module", "No such file"),
+        ("cut patch", "a patch was cut short"),
+    ],
+)
+def test_a_changed_environment_may_not_start(sealed: Seal, harm: str, said: str):
+    site = Path(sealed.site_packages)
+    metadata, module = site / "sglang-0.5.23.dist-info" / "METADATA", Path(sealed.files[0].path)
+    match harm:
+        case "another version":
+            metadata.write_text("Version: 0.5.24\n")
+        case "no version":
+            metadata.unlink()
+        case "two versions":
+            (site / "sglang-0.5.24.dist-info").mkdir()
+            (site / "sglang-0.5.24.dist-info" / "METADATA").write_text("Version: 0.5.24\n")
+        case "changed module":
+            module.write_text("patched = False\n")
+        case "no module":
+            module.unlink()
+        case "cut patch":
+            (site / ".dflash-deploy-patches").mkdir()
+            (site / ".dflash-deploy-patches" / "x.applying.json").write_text("{}")
+    done = _run(gate.seal_check(sys.executable, sealed))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "dflash-deploy service install" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def _run(value: str, **env: str) -> subprocess.CompletedProcess[str]:

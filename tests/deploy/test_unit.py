@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.deploy.seal import Seal, SealedFile
 from dflash_deploy.deploy.unit import UnitSpec, render_unit
 from dflash_deploy.errors import DeployError
 
@@ -28,6 +29,11 @@ _SPECS = {
     "named-user": replace(_SPEC, user="serve"),
     "with-key": _WITH_KEY,
     "ipv6": replace(_WITH_KEY, host="::", user="serve"),
+    "sealed": replace(
+        _SPEC,
+        seal=Seal("/env 5%/site-packages", "0.5.23", (SealedFile("x", "/env 5%/a.py", "00" * 32),)),
+        vram_free_mib=30000,
+    ),
     "user-manager": replace(_SPEC, manager="user"),
     "user-manager-with-key": replace(_WITH_KEY, manager="user"),
 }
@@ -50,6 +56,22 @@ def test_systemd_finds_nothing_wrong(spec: UnitSpec, tmp_path: Path):
         check=False,
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is missing")
+def test_a_machines_unit_is_confined_as_far_as_cuda_allows(spec: UnitSpec, tmp_path: Path):
+    unit = tmp_path / spec.unit_name
+    unit.write_text(render_unit(spec))
+    if spec.manager == "user":
+        pytest.skip("a person's own manager cannot confine a service so")
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=30", "--no-pager", unit]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout[-200:] + checked.stderr
+
+
+def test_a_newer_systemd_is_told_to_back_off():
+    assert "RestartSteps" not in systemd.settings(render_unit(_SPEC))
+    assert systemd.settings(render_unit(replace(_SPEC, systemd_version=254)))["RestartSteps"] == ["5"]
 
 
 def test_the_engine_gets_its_command_and_variables_unchanged(spec: UnitSpec):
