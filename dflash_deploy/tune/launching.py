@@ -56,6 +56,8 @@ class Launcher:
             "DFLASH_SIM_SEED": str(self.simulated.seed),
             "DFLASH_SIM_TIME_SCALE": str(self.simulated.time_scale),
             "DFLASH_SIM_VERSION": self.table.version,
+            # Else `python -m` would take a module from the folder that the person happens to stand in.
+            "PYTHONSAFEPATH": "1",
         }
         return Launch(
             (*argv[:2], "dflash_deploy.simulator", *argv[3:]),

@@ -13,6 +13,7 @@ from dflash_deploy.machine.cards import load_card, match_card
 from dflash_deploy.machine.gpu import Gpu, read_gpus, vram_used_mib
 from dflash_deploy.profile.load import find, load_profile
 from dflash_deploy.profile.schema import Profile
+from dflash_deploy.server.ports import free_port, require_free
 from dflash_deploy.tune.launching import (
     Launcher,
     Simulated,
@@ -23,7 +24,7 @@ from dflash_deploy.tune.launching import (
 )
 from dflash_deploy.tune.records import StudyRecord, read_study
 from dflash_deploy.tune.space import space_of
-from dflash_deploy.tune.study import Rig, create_study, fresh_name, last_study, studies_dir
+from dflash_deploy.tune.study import Rig, create_study, last_study, studies_dir
 from dflash_deploy.tune.trial import Gauge
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -90,9 +91,11 @@ def open_new(
         rig = _real_rig(profile, place)
         card = _card_here(profile)
     _require_flags(profile, rig.launcher, simulated=simulate is not None)
+    _require_address(place)
     folder, study = create_study(
-        name or fresh_name(find(profile_name).stem),
+        name,
         profile,
+        profile_name=find(profile_name).stem,
         simulated=simulate is not None,
         card=card,
         engine_version=rig.launcher.table.version,
@@ -186,6 +189,14 @@ def _require_flags(profile: Profile, launcher: Launcher, *, simulated: bool) -> 
         for value in dimension.values:
             if value is not None:
                 launcher.table.spell(values({dimension.flag: value}))
+
+
+def _require_address(place: Place) -> None:
+    """A server could listen there now; whether it can later is seen at each start."""
+    if place.port is None:
+        free_port(place.host)
+    else:
+        require_free(place.host, place.port)
 
 
 def _require_name(name: str) -> None:

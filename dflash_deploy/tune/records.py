@@ -124,7 +124,7 @@ def read_study(folder: Path) -> StudyRecord:
     path = folder / "study.json"
     if not path.is_file():
         raise DeployError(f"no study in {folder}", fix="dflash-deploy tune", exit_code=ExitCode.MISSING)
-    return _read(path, StudyRecord)
+    return _read(path, StudyRecord, fix="put the file back from a copy, or move the study's folder away")
 
 
 def read_trials(folder: Path) -> list[TrialRecord]:
@@ -133,13 +133,13 @@ def read_trials(folder: Path) -> list[TrialRecord]:
     Raises:
         DeployError: a record cannot be read.
     """
-    return [_read(path, TrialRecord) for path in sorted((folder / "trials").glob("*/trial.json"))]
+    return [_read_trial(path, TrialRecord) for path in sorted((folder / "trials").glob("*/trial.json"))]
 
 
 def cut_short(folder: Path) -> list[Candidate]:
     """Every trial of a study that was begun and never ended, by number."""
     begun = sorted((folder / "trials").glob("*/candidate.json"))
-    return [_read(path, Candidate) for path in begun if not path.with_name("trial.json").exists()]
+    return [_read_trial(path, Candidate) for path in begun if not path.with_name("trial.json").exists()]
 
 
 def trial_folder(folder: Path, number: int) -> Path:
@@ -147,7 +147,11 @@ def trial_folder(folder: Path, number: int) -> Path:
     return folder / "trials" / f"{number:04d}"
 
 
-def _read(path: Path, kind: type[_R]) -> _R:
+def _read_trial(path: Path, kind: type[_R]) -> _R:
+    return _read(path, kind, fix=f"move {path.parent} away: its configuration is then tried again")
+
+
+def _read(path: Path, kind: type[_R], *, fix: str) -> _R:
     try:
         written = read_regular(path, most_bytes=_LARGEST_BYTES)
         return kind.model_validate_json(written)
@@ -167,7 +171,7 @@ def _read(path: Path, kind: type[_R]) -> _R:
         why = ": ".join(part for part in (at, first["msg"]) if part) + (f" (and {more} more)" if more else "")
     raise DeployError(
         f"{path} is no record that this tool reads: {why}",
-        fix="put the file back from a copy, or move the study's folder away",
+        fix=fix,
         exit_code=ExitCode.INVALID_INPUT,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -11,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.profile.schema import FlagSetting, Goal
 from dflash_deploy.tune.records import Candidate, StudyRecord, TrialRecord
 from dflash_deploy.tune.select import best_trial
@@ -24,6 +26,26 @@ GOAL_UNITS: dict[Goal, str] = {
 }
 
 _ROWS = 24
+
+
+@contextmanager
+def _showing() -> Iterator[None]:
+    """Say what it means when nothing can be shown any more.
+
+    Raises:
+        DeployError: the disk is full, the terminal is gone.
+        BrokenPipeError: the reader of a pipe has left, and knows.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DeployError(
+            f"progress cannot be shown: {error.strerror or error}; what had ended until then is kept",
+            fix="dflash-deploy tune --resume",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
 
 
 class Screen(Protocol):
@@ -48,9 +70,9 @@ class Screen(Protocol):
     ) -> None: ...
 
 
-def screen_for(stream: TextIO, study: StudyRecord, trials: Sequence[TrialRecord]) -> Screen:
-    """A live table where ``stream`` is a terminal, plain lines where it is not."""
-    if stream.isatty():
+def screen_for(stream: TextIO | None, study: StudyRecord, trials: Sequence[TrialRecord]) -> Screen:
+    """A live table on a terminal, plain lines elsewhere, nothing where the stream is closed."""
+    if stream is not None and stream.isatty():
         return LiveScreen(Console(file=stream), study, trials)
     return PlainScreen(stream, study, trials)
 
@@ -58,7 +80,7 @@ def screen_for(stream: TextIO, study: StudyRecord, trials: Sequence[TrialRecord]
 class PlainScreen:
     """One line an event, without colour."""
 
-    def __init__(self, stream: TextIO, study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
+    def __init__(self, stream: TextIO | None, study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
         self._stream = stream
         self._study = study
         self._trials = list(trials)
@@ -66,7 +88,9 @@ class PlainScreen:
 
     def note(self, text: str) -> None:
         """Print it."""
-        print(text, file=self._stream, flush=True)
+        if self._stream is not None:
+            with _showing():
+                print(text, file=self._stream, flush=True)
 
     def begun(self, candidate: Candidate) -> None:
         """Print what is tried."""
@@ -108,27 +132,29 @@ class LiveScreen:
 
     def note(self, text: str) -> None:
         """Print it above the table."""
-        self._live.console.print(Text(text))
+        with _showing():
+            self._live.console.print(Text(text))
 
     def begun(self, candidate: Candidate) -> None:
         """Show it as running."""
         self._running, self._stage = candidate, "launching"
-        self._live.refresh()
+        self._draw()
 
     def stage(self, text: str) -> None:
         """Show it beside the running trial."""
         self._stage = text
-        self._live.refresh()
+        self._draw()
 
     def ended(self, record: TrialRecord) -> None:
         """Add it to the table."""
         self._running = None
         self._trials.append(record)
-        self._live.refresh()
+        self._draw()
 
     def __enter__(self) -> Self:
         """Start drawing."""
-        self._live.start()
+        with _showing():
+            self._live.start()
         return self
 
     def __exit__(
@@ -136,7 +162,12 @@ class LiveScreen:
     ) -> None:
         """Draw a last time and leave the table standing."""
         self._running = None
-        self._live.stop()
+        with _showing():
+            self._live.stop()
+
+    def _draw(self) -> None:
+        with _showing():
+            self._live.refresh()
 
     def _render(self) -> Group:
         kind = "simulated" if self._study.simulated else "measured"

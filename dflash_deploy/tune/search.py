@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,9 @@ _RANDOM_ASKS = 36
 _LARGEST_GRID = 200_000
 _RECORD = "record"
 
+_STRANGE = (RuntimeError, LookupError, ValueError, TypeError)
+"""What Optuna stumbles over in a database that holds other than it wrote, or that a newer one wrote."""
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -48,14 +51,17 @@ class Proposal:
 class Search:
     """The sampler's view of one study."""
 
-    def __init__(self, folder: Path, space: Space, goal: Goal, seed: int) -> None:
-        """Open the storage, or make it.
+    def __init__(
+        self, folder: Path, space: Space, goal: Goal, seed: int, records: Sequence[TrialRecord] = ()
+    ) -> None:
+        """Open the storage, or make it, and bring it up to date.
 
         Args:
             folder: the study's.
             space: what may be varied.
             goal: decides between least and most.
             seed: the same seed and the same results give the same proposals.
+            records: all trials that have ended.
 
         Raises:
             DeployError: the storage cannot be read or written.
@@ -68,25 +74,38 @@ class Search:
         self._distributions = {dimension.flag: _distribution(dimension) for dimension in space.dimensions}
         with self._storage_errors():
             if _is_damaged(self._path):
-                self._path.replace(self._path.with_suffix(".damaged"))
-            self._study = optuna.create_study(
-                storage=RDBStorage(f"sqlite:///{self._path}", engine_kwargs={"creator": self._connect}),
-                study_name=folder.name,
-                direction="minimize" if goal in LESS_IS_BETTER else "maximize",
-                load_if_exists=True,
-            )
+                self._put_away()
+            try:
+                self._study = self._open(folder.name, goal)
+                self._catch_up(records)
+            except _STRANGE:
+                self._put_away()
+                self._study = self._open(folder.name, goal)
+                self._catch_up(records)
 
-    def catch_up(self, records: Iterable[TrialRecord]) -> None:
-        """Bring the storage up to date: records that it lacks are added, trials cut short are given up."""
-        with self._storage_errors():
-            told = set()
-            for trial in self._study.get_trials(deepcopy=False):
-                if trial.state is TrialState.RUNNING:
-                    self._study.tell(trial.number, state=TrialState.FAIL)
+    def _open(self, name: str, goal: Goal) -> optuna.Study:
+        return optuna.create_study(
+            storage=RDBStorage(f"sqlite:///{self._path}", engine_kwargs={"creator": self._connect}),
+            study_name=name,
+            direction="minimize" if goal in LESS_IS_BETTER else "maximize",
+            load_if_exists=True,
+        )
+
+    def _put_away(self) -> None:
+        self._path.replace(self._path.with_suffix(".damaged"))
+
+    def _catch_up(self, records: Sequence[TrialRecord]) -> None:
+        """Add the records that the storage lacks, and give up trials that were cut short."""
+        told = set()
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state is TrialState.RUNNING:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+            elif trial.state is not TrialState.FAIL:
+                # A crash may leave the record's number on a trial that was never told what came of it.
                 told.add(trial.user_attrs.get(_RECORD))
-            for record in records:
-                if record.number not in told and record.outcome != "interrupted":
-                    self.add(record)
+        for record in records:
+            if record.number not in told and record.outcome != "interrupted":
+                self.add(record)
 
     def propose(self, tried: set[str]) -> Proposal | None:
         """A configuration that is not among ``tried`` (by ``key_of``), or None where all have been."""
@@ -170,10 +189,12 @@ class Search:
         try:
             yield
         except (StorageInternalError, SQLAlchemyError, sqlite3.Error, OSError) as error:
-            cause = str(error.__cause__ or error).splitlines()[0]
+            cause = error.__cause__ or error
+            words = str(getattr(cause, "orig", None) or cause).splitlines()[0]
             raise DeployError(
-                f"the study's storage {self._path} cannot be used: {cause}",
-                fix="free some space or mend the permissions, then dflash-deploy tune --resume",
+                f"the study's storage {self._path} cannot be used: {words}",
+                fix="free some space, mend the permissions or end what else has it open, then "
+                "dflash-deploy tune --resume",
                 exit_code=ExitCode.UNAVAILABLE,
             ) from error
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,6 @@ from dflash_deploy.tune.records import (
     StudyRecord,
     TrialRecord,
     cut_short,
-    read_study,
     read_trials,
     trial_folder,
     write_record,
@@ -80,9 +79,10 @@ def studies_dir() -> Path:
 
 
 def create_study(
-    name: str,
+    name: str | None,
     profile: Profile,
     *,
+    profile_name: str,
     simulated: bool,
     card: str | None,
     engine_version: str,
@@ -91,12 +91,22 @@ def create_study(
 ) -> tuple[Path, StudyRecord]:
     """Make a study's folder and record.
 
+    Args:
+        name: the study's; None for ``<profile_name>-<date>-<n>``, with the first free number.
+        profile: what is tuned.
+        profile_name: what a study without a name is called after.
+        simulated: on the simulator.
+        card: id of the card.
+        engine_version: of SGLang.
+        time_scale: of the simulator.
+        seed: of the search.
+
     Raises:
         DeployError: there is one of this name, or the folder cannot be written.
     """
-    folder = studies_dir() / name
+    folder = _claim(name) if name is not None else _claim_fresh(profile_name)
     study = StudyRecord(
-        name=name,
+        name=folder.name,
         created=datetime.now(UTC),
         tool_version=__version__,
         simulated=simulated,
@@ -107,6 +117,13 @@ def create_study(
         profile=profile,
     )
     with writing(folder):
+        write_record(folder / "study.json", study)
+    return folder, study
+
+
+def _claim(name: str) -> Path:
+    folder = studies_dir() / name
+    with writing(folder):
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
@@ -115,17 +132,19 @@ def create_study(
                 fix=f"dflash-deploy tune --resume --name {name}, or choose another name",
                 exit_code=ExitCode.UNAVAILABLE,
             ) from None
-        write_record(folder / "study.json", study)
-    return folder, study
+    return folder
 
 
-def fresh_name(profile_name: str) -> str:
-    """``<profile>-<date>-<n>``, with the first free number."""
+def _claim_fresh(profile_name: str) -> Path:
     stem = f"{profile_name}-{datetime.now().astimezone():%Y%m%d}"
     number = 1
-    while (studies_dir() / f"{stem}-{number}").exists():
+    while True:
+        folder = studies_dir() / f"{stem}-{number}"
+        # Made, not looked for: another tuner may be choosing its name at this very moment.
+        with writing(folder), suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
         number += 1
-    return f"{stem}-{number}"
 
 
 def last_study() -> Path:
@@ -139,7 +158,8 @@ def last_study() -> Path:
         raise DeployError(
             f"there is no study in {studies_dir()}", fix="dflash-deploy tune", exit_code=ExitCode.MISSING
         )
-    return max((read_study(record.parent).created, record.parent) for record in records)[1]
+    # By the time it was written, which a damaged one has too: none of those before it is meant.
+    return max(records, key=lambda record: (record.stat().st_mtime, record)).parent
 
 
 def run_study(
@@ -176,8 +196,9 @@ class _Run:
         self._forecaster = Forecaster(study.profile, study.engine_version, rig.memory_mib)
         self._screen = screen
         self._model = model_flags(study.profile, simulated=study.simulated)
-        self._search = Search(folder, space_of(study.profile), study.profile.objective.optimize, study.seed)
-        self._search.catch_up(self.records)
+        self._search = Search(
+            folder, space_of(study.profile), study.profile.objective.optimize, study.seed, self.records
+        )
         finished = [record for record in self.records if record.outcome != "interrupted"]
         self._tried = {self._key(record.flags) for record in finished}
         self._launched = sum(record.launched for record in finished)
@@ -299,6 +320,8 @@ def writing(folder: Path) -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:  # who read what we print has left: no file's fault
+        raise
     except OSError as error:
         raise DeployError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}; "

@@ -165,7 +165,8 @@ _ENDINGS: dict[Ending, str] = {
 _ADVICE: dict[Outcome, str] = {
     "failed": "read server.log of one in the study's folder; if memory ran out, search lower values of "
     "mem-fraction-static or max-total-tokens",
-    "infeasible": "loosen objective.constraints, or ask for fewer users or less context",
+    "infeasible": "loosen objective.constraints, ask for fewer users or less context, or search other values "
+    "of mem-fraction-static and max-mamba-cache-size",
     "degraded": "search lower values of mem-fraction-static, or more state slots (max-mamba-cache-size)",
     "bad-output": "the answers are wrong: try another quantisation, KV type or draft model",
     "unstable": "the server died or stalled under load: read server.log of one in the study's folder",

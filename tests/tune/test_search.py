@@ -1,4 +1,5 @@
 import sqlite3
+from contextlib import closing
 
 import optuna
 import pytest
@@ -18,9 +19,9 @@ SEARCH = {
 SPACE = space_of(profile(search=SEARCH))
 
 
-def opened(folder, space=SPACE, seed=3):
+def opened(folder, space=SPACE, seed=3, records=()):
     folder.mkdir(exist_ok=True)
-    return Search(folder, space, "total_tokens_per_s", seed)
+    return Search(folder, space, "total_tokens_per_s", seed, records)
 
 
 def play(search, count, records=(), value=lambda flags: 100 + flags["max-running-requests"]):
@@ -55,8 +56,7 @@ def test_the_same_seed_proposes_the_same_also_across_an_interruption(tmp_path):
     straight = play(opened(tmp_path / "a"), 14)
     first = play(opened(tmp_path / "b"), 7)
     opened(tmp_path / "b").propose({key_of(record.flags) for record in first})  # asked, and then killed
-    again = opened(tmp_path / "b")
-    again.catch_up(first)
+    again = opened(tmp_path / "b", records=first)
     resumed = play(again, 14, first)
     assert [record.flags for record in resumed] == [record.flags for record in straight]
     assert [r.flags for r in play(opened(tmp_path / "c", seed=4), 14)] != [r.flags for r in straight]
@@ -98,9 +98,8 @@ def test_the_storage_catches_up_with_the_records(tmp_path):
     records = play(opened(tmp_path / "a"), 8)
     known = trial(9, (140.0,), source="known:hand", flags={"max-running-requests": 5, "log-level": "info"})
     cut = trial(10, None, outcome="interrupted", flags={"max-running-requests": 2})
-    search = opened(tmp_path / "b")
-    search.catch_up([*records, known, cut])
-    search.catch_up([*records, known, cut])
+    for _ in range(2):
+        opened(tmp_path / "b", records=[*records, known, cut])
     told = [t for t in stored(tmp_path / "b").trials if t.state.is_finished()]
     assert sorted(t.user_attrs["record"] for t in told) == list(range(1, 10))
 
@@ -120,11 +119,40 @@ def test_a_damaged_storage_is_made_anew_from_the_records(tmp_path, damage):
     records = play(opened(tmp_path / "s"), 5)
     path = tmp_path / "s" / "optuna.db"
     path.write_bytes(damage + path.read_bytes()[len(damage) :])
-    search = opened(tmp_path / "s")
-    search.catch_up(records)
+    search = opened(tmp_path / "s", records=records)
     told = [t for t in stored(tmp_path / "s").trials if t.state.is_finished()]
     assert sorted(t.user_attrs["record"] for t in told) == [1, 2, 3, 4, 5]
     assert len(play(search, 6, records)) == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update alembic_version set version_num = 'v99.0.0'",
+        "drop table studies",
+        "update trial_params set distribution_json = 'x'",
+    ],
+)
+def test_a_storage_that_optuna_cannot_make_sense_of_is_made_anew(tmp_path, change):
+    records = play(opened(tmp_path / "s"), 5)
+    with closing(sqlite3.connect(tmp_path / "s" / "optuna.db")) as other, other:
+        other.execute(change)
+    search = opened(tmp_path / "s", records=records)
+    assert len(play(search, 8, records)) == 8
+    told = [t for t in stored(tmp_path / "s").trials if t.state.is_finished()]
+    assert {1, 2, 3, 4, 5} <= {t.user_attrs.get("record") for t in told}
+
+
+def test_a_crash_while_telling_loses_nothing(tmp_path):
+    search = opened(tmp_path / "s")
+    records = play(search, 3)
+    proposal = search.propose({key_of(record.flags) for record in records})
+    proposal.trial.set_user_attr("record", 4)  # and then it was killed
+    records.append(trial(4, (150.0,), flags=proposal.settings))
+    for _ in range(2):
+        opened(tmp_path / "s", records=records)
+    told = [t for t in stored(tmp_path / "s").trials if t.state is optuna.trial.TrialState.COMPLETE]
+    assert [t.value for t in told if t.user_attrs["record"] == 4] == [150.0]
 
 
 def test_a_locked_storage_is_an_error_in_words(tmp_path):

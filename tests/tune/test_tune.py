@@ -94,11 +94,14 @@ def test_a_finished_study_is_not_launched_again_and_a_larger_one_goes_on(tool):
     assert len({str(sorted(r["flags"].items())) for r in after.values()}) == len(after)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_server_and_keeps_what_has_ended(tool, number):
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGINT,) * 3, (signal.SIGTERM,), (signal.SIGHUP, signal.SIGINT)], ids=str
+)
+def test_signals_stop_the_server_and_keep_what_has_ended(tool, numbers):
     process = tool.start(*tool.command("--trials", "6", "--name", "s", scale=40))
     wait_for(lambda: 1 in tool.trials("s") and tool.servers())
-    process.send_signal(number)
+    for number in numbers:
+        process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED, err
     assert not tool.servers()
@@ -219,6 +222,7 @@ def test_no_time_is_no_trial(tool):
         (("--resume", "gone"), ExitCode.MISSING, "no study"),
         (("--resume", "--simulate", "rtx-5090"), ExitCode.USAGE, "name the study alone"),
         (("PROFILE", "--profile", "x"), ExitCode.USAGE, "once"),
+        (("PROFILE", "--simulate", "rtx-5090", "--host", "192.0.2.1"), ExitCode.UNAVAILABLE, "192.0.2.1"),
         (("--trials", "0"), ExitCode.USAGE, "--trials"),
     ],
 )
@@ -227,7 +231,7 @@ def test_what_is_wrong_is_told_before_anything_is_launched(tool, arguments, code
     assert ended.code == code, ended.err
     assert said.lower() in ended.err.lower()
     assert "Traceback" not in ended.err
-    assert not list(tool.studies.glob("*/trials/*"))
+    assert not tool.studies.exists()
 
 
 def test_a_taken_port_is_told_and_nothing_is_launched(tool):
@@ -238,7 +242,7 @@ def test_a_taken_port_is_told_and_nothing_is_launched(tool):
         ended = tool.simulate("--trials", "2", "--name", "s", "--port", str(port))
     assert ended.code == ExitCode.UNAVAILABLE
     assert f"port {port}" in ended.err
-    assert not list(tool.studies.glob("s/trials/*/server.log"))
+    assert not tool.studies.exists()
 
 
 def test_a_study_of_this_name_is_not_overwritten(tool):
@@ -246,6 +250,34 @@ def test_a_study_of_this_name_is_not_overwritten(tool):
     ended = tool.simulate("--minutes", "0", "--name", "s")
     assert ended.code == ExitCode.UNAVAILABLE
     assert "--resume --name s" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ('exec "$@" >/dev/full', ExitCode.UNAVAILABLE, "progress cannot be shown: No space left"),
+        ('"$@" | head -1 >&2; exit "${PIPESTATUS[0]}"', ExitCode.FAILED, "study s in"),
+        ('exec "$@" >&-', ExitCode.OK, ""),
+    ],
+)
+def test_output_that_nobody_takes(tool, shell, code, said):
+    command = [word for word in tool.command("--trials", "1", "--name", "s") if word != "--json"]
+    ended = tool.run(*command, wrapper=("bash", "-c", shell, "-"))
+    assert ended.code == code, ended.err
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+    assert "cannot be written" not in ended.err
+
+
+def test_modules_of_the_folder_that_one_stands_in_are_not_taken(tool, tmp_path, monkeypatch):
+    (tmp_path / "asyncio.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    # As an installed command runs: without the folder for itself, and without a word of it to its children.
+    script = "import sys; sys.argv = sys.argv[3:]; from dflash_deploy.cli import main; main()"
+    ended = tool.run(
+        *tool.command("--trials", "1", "--name", "s"), wrapper=(sys.executable, "-P", "-c", script)
+    )
+    assert ended.code == 0, ended.err
 
 
 def test_a_full_disk_is_told_and_what_has_ended_is_kept(tool):
