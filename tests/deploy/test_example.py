@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_deploy.cli.emit import PYTHON_PLACE
+from dflash_deploy.deploy.configuration import PYTHON_PLACE
 from dflash_deploy.deploy.unit import UnitSpec, render_unit
 from dflash_deploy.engine.sglang.command import launch_argv
 from dflash_deploy.engine.sglang.flags import FlagTable

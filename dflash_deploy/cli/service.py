@@ -1,0 +1,440 @@
+"""``dflash-deploy service``: install, change, take back and take away services, as generations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dflash_deploy.cli import given
+from dflash_deploy.errors import DeployError, ExitCode
+
+if TYPE_CHECKING:
+    from dflash_deploy.deploy.generations import Generation, Manager, Store
+    from dflash_deploy.deploy.service import Changed, Service
+
+app = typer.Typer(
+    help="Install tuned services, look at them, change them, take them back and away.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Name = Annotated[str, typer.Argument(help="Name of the service.", show_default=False)]
+_System = Annotated[
+    bool,
+    typer.Option(
+        "--system/--user",
+        help="Of the machine's systemd, which root changes, or of your own (systemctl --user).",
+    ),
+]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/json.md lists its keys).")]
+
+
+@app.command("install")
+def install(
+    *,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STUDY|PROFILE",
+            help="A study's name or folder, or a profile, whose first known setting is taken "
+            "[default: the latest study].",
+        ),
+    ] = None,
+    trial: Annotated[
+        int | None, typer.Option(metavar="N", help="Take this trial of the study instead of the best one.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the service [default: the profile's].")
+    ] = None,
+    system: _System = True,
+    run_as: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ACCOUNT",
+            help="Account that runs it, with --system [default: the profile's, else one that systemd makes].",
+        ),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            parser=given.path,
+            help="Interpreter that SGLang is installed in [default: the profile's, the study's, or the one "
+            "chosen with `env use`].",
+        ),
+    ] = None,
+    allow_simulated: Annotated[
+        bool, typer.Option("--allow-simulated", help="Install it even though its study was only simulated.")
+    ] = False,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start/--no-start",
+            help="Start it and see that it serves, else go back; or write it down and leave alone what runs.",
+        ),
+    ] = True,
+    dry_run: _DryRun = False,
+    json: _Json = False,
+) -> None:
+    """Install a configuration as the service's next generation.
+
+    The new generation is started and asked for a real answer. When it does not start, or answers badly, or
+    holds more memory than planned, the generation before it is put back and started, and the reason is said;
+    the exit status is 1 then.
+    """
+    from dataclasses import replace
+
+    from dflash_deploy.deploy import configuration as configurations
+    from dflash_deploy.deploy import service as services
+    from dflash_deploy.deploy.recipe import Recipe
+    from dflash_deploy.deploy.seal import seal_of
+    from dflash_deploy.deploy.systemctl import Systemd
+    from dflash_deploy.engine.sglang.flags import FlagTable
+
+    manager = _manager(system)
+    if run_as is not None and not system:
+        raise DeployError(
+            "a service of your own manager runs as you",
+            fix="leave out --run-as or --user",
+            exit_code=ExitCode.USAGE,
+        )
+    if source is not None:
+        given.path(source)
+    chosen = configurations.of_source(source, trial)
+    if chosen.simulated and not allow_simulated:
+        raise DeployError(
+            f"{chosen.source} was simulated: no figure of it was measured on a card",
+            fix="tune on the real card, or add --allow-simulated",
+            exit_code=ExitCode.USAGE,
+        )
+    interpreter = chosen.python(python)
+    seal = seal_of(interpreter)
+    # A flag is spelled as the SGLang that is installed wants it.
+    spec = configurations.unit_spec(
+        chosen,
+        python=interpreter,
+        manager=manager,
+        user=run_as,
+        name=name,
+        table=FlagTable.for_version(seal.version),
+        seal=seal,
+    )
+    made = Recipe(chosen, replace(spec, systemd_version=Systemd(manager).version() or spec.systemd_version))
+    service = _service(spec.service, manager)
+    if seal.version != chosen.engine_version:
+        _tell(
+            f"note: {chosen.source} is for SGLang {chosen.engine_version}, and {interpreter} has "
+            f"{seal.version}: tune again to know what it does there"
+        )
+    if dry_run:
+        number = service.store.next_number()
+        _generation, unit, _evidence = made.make(number)
+        _show_install(service, number, unit, start=start)
+        return
+    _report(services.install(service, made.make, start=start), service, json=json)
+
+
+@app.command("list")
+def list_services(*, system: _System = True, json: _Json = False) -> None:
+    """Services that are installed, their generations, and what has changed below them."""
+    from dflash_deploy.deploy.generations import root_of, stores
+
+    manager = _manager(system)
+    found = [_summary(store, manager) for store in stores(root_of(manager))]
+    if json:
+        from json import dumps
+
+        typer.echo(dumps({"schema_version": 1, "services": found}, indent=2))
+        return
+    if not found:
+        typer.echo(f"No service of {'the machine' if system else 'your own'} is installed.")
+    for one in found:
+        typer.echo("\n".join(_summary_lines(one)))
+
+
+@app.command("show")
+def show(name: _Name, *, system: _System = True, json: _Json = False) -> None:
+    """One service: every generation, what was done, what has changed below it."""
+    manager = _manager(system)
+    store = _store(name, manager)
+    summary = _summary(store, manager)
+    history = [one.model_dump(mode="json") for one in store.history()]
+    if json:
+        from json import dumps
+
+        typer.echo(dumps({"schema_version": 1, **summary, "history": history}, indent=2))
+        return
+    for line in _summary_lines(summary):
+        typer.echo(line)
+    for number in store.numbers():
+        generation = store.generation(number)
+        mark = "*" if number == summary["current"] else " "
+        kind = " (simulated)" if generation.simulated else ""
+        typer.echo(f" {mark} {number}: {generation.created:%Y-%m-%d %H:%M} {_safe(generation.source)}{kind}")
+    for one in history[-10:]:
+        ending = (
+            "done" if one["ok"] else f"gone back to {one['before'] or 'nothing'}: {_safe(str(one['why']))}"
+        )
+        typer.echo(f"   {str(one['at'])[:16]} {one['operation']} {one['generation'] or ''}: {ending}")
+
+
+@app.command("diff")
+def diff(
+    name: _Name,
+    first: Annotated[int, typer.Argument(metavar="A", help="Number of a generation.")],
+    second: Annotated[int, typer.Argument(metavar="B", help="Number of another.")],
+    *,
+    system: _System = True,
+) -> None:
+    """What differs between the units of two generations."""
+    import difflib
+
+    store = _store(name, _manager(system))
+    before, after = (
+        store.unit_text(store.generation(number).number).splitlines(keepends=True)
+        for number in (first, second)
+    )
+    lines = difflib.unified_diff(before, after, fromfile=f"generation {first}", tofile=f"generation {second}")
+    typer.echo("".join(lines).encode(), nl=False)
+
+
+@app.command("start")
+def start(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json: _Json = False) -> None:
+    """Start a service and wait until its model answers."""
+    from dflash_deploy.deploy import service as services
+
+    service = _existing(name, _manager(system))
+    if dry_run:
+        _would(service, "start it, and wait until the model answers")
+        return
+    _report(services.start(service), service, json=json)
+
+
+@app.command("stop")
+def stop(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json: _Json = False) -> None:
+    """Stop a service, and see that its processes, its port and its memory are gone."""
+    from dflash_deploy.deploy import service as services
+
+    service = _existing(name, _manager(system))
+    if dry_run:
+        _would(service, "stop it, and see that its processes, port and memory are gone")
+        return
+    left = services.stop(service)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps({"schema_version": 1, "service": name, "stopped": not left, "left": left}))
+    else:
+        typer.echo("\n".join(left) if left else f"{service.unit} is stopped; nothing of it is left")
+    if left:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("restart")
+def restart(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json: _Json = False) -> None:
+    """Stop a service, see that all is free, start it, and wait until its model answers."""
+    from dflash_deploy.deploy import service as services
+
+    service = _existing(name, _manager(system))
+    if dry_run:
+        _would(service, "stop it", "start it, and wait until the model answers")
+        return
+    _report(services.restart(service), service, json=json)
+
+
+@app.command("rollback")
+def rollback(
+    name: _Name,
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="[N]", help="Generation to go to [default: the last one before that served]."),
+    ] = None,
+    *,
+    system: _System = True,
+    dry_run: _DryRun = False,
+    json: _Json = False,
+) -> None:
+    """Go back to another generation; it is started and asked, as when it was installed."""
+    from dflash_deploy.deploy import service as services
+
+    service = _existing(name, _manager(system))
+    if dry_run:
+        target = services.rollback_target(service.store, number)
+        _show_install(service, target, service.store.unit_text(target), start=True)
+        return
+    _report(services.rollback(service, number), service, json=json)
+
+
+@app.command("uninstall")
+def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) -> None:
+    """Stop a service and take away its unit and all its generations.
+
+    What it fetched and compiled (its cache) stays, and is named; models and environments are never touched.
+    """
+    from dflash_deploy.deploy import service as services
+
+    service = _existing(name, _manager(system))
+    if dry_run:
+        _would(service, "stop it", f"remove {service.unit_path}", f"remove {service.store.folder}")
+        return
+    services.uninstall(service)
+    typer.echo(f"{service.unit} is taken away: {service.unit_path} and {service.store.folder} are gone")
+    cache = Path("/var/cache") / service.unit.removesuffix(".service")
+    if system and cache.exists():
+        typer.echo(
+            f"kept: {cache} (fetched models, compiled kernels)\n"
+            f"  to remove it: rm -rf {cache.resolve()} {cache}"
+        )
+
+
+def _manager(system: bool) -> Manager:
+    return "system" if system else "user"
+
+
+def _tell(line: str) -> None:
+    typer.echo(_safe(line), err=True)
+
+
+def _safe(text: str) -> str:
+    from dflash_deploy.machine.text import printable
+
+    return "\n".join(printable(line, longest=2000) for line in text.split("\n"))
+
+
+def _store(name: str, manager: Manager) -> Store:
+    from dflash_deploy.deploy.generations import Store, no_service, root_of
+
+    folder = root_of(manager) / name
+    if "/" in name or name in ("", ".", "..") or not folder.is_dir():
+        raise no_service(name)
+    return Store(folder, name)
+
+
+def _existing(name: str, manager: Manager) -> Service:
+    _store(name, manager)
+    return _service(name, manager)
+
+
+def _service(name: str, manager: Manager) -> Service:
+    import os
+
+    from dflash_deploy.deploy import canary
+    from dflash_deploy.deploy import service as services
+    from dflash_deploy.deploy.generations import Store, root_of
+    from dflash_deploy.deploy.systemctl import Systemd
+    from dflash_deploy.watch.places import read_api_key
+
+    systemd = Systemd(manager)
+    store = Store(root_of(manager) / name, name)
+
+    def check(generation: Generation) -> canary.Canary:
+        key_file = generation.api_key_file
+        return canary.run(
+            services.base_url(generation),
+            api_key=read_api_key(Path(key_file)) if key_file else None,
+            vram_expected_mib=generation.vram_expected_mib,
+            processes=lambda: services.processes(systemd, store.unit_name),
+        )
+
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    unit_dir = Path("/etc/systemd/system") if manager == "system" else config / "systemd" / "user"
+    return services.Service(store, systemd, unit_dir, check, _tell)
+
+
+def _show_install(service: Service, number: int, unit: str, *, start: bool) -> None:
+    from dflash_deploy.deploy.change import change_of
+
+    _tell(f"would write generation {number} to {service.store.folder}, and change {service.unit_path}:")
+    if service.unit_dir.is_dir():
+        typer.echo(change_of(service.unit_path, unit).diff().encode(), nl=False)
+    else:
+        typer.echo(unit.encode(), nl=False)
+    _tell("would then read units again and enable it" + (", start it, and ask it" if start else ""))
+
+
+def _would(service: Service, *steps: str) -> None:
+    for step in steps:
+        typer.echo(f"{service.unit}: would {step}")
+
+
+def _report(changed: Changed, service: Service, *, json: bool) -> None:
+    if json:
+        from json import dumps
+
+        content = {
+            "schema_version": 1,
+            "service": service.store.service,
+            "unit": service.unit,
+            "generation": changed.generation,
+            "ok": changed.problem is None,
+            "problem": changed.problem,
+            "outage_s": changed.outage_s,
+        }
+        typer.echo(dumps(content, indent=2))
+    elif changed.problem is None:
+        took = f" after {changed.outage_s:.0f} s (measured)" if changed.outage_s is not None else ""
+        typer.echo(f"{service.unit}: generation {changed.generation}{took}")
+    else:
+        now = f"generation {changed.generation}" if changed.generation else "no generation"
+        typer.echo(f"error: {_safe(changed.problem)}", err=True)
+        away = f", nothing was served for {changed.outage_s:.0f} s (measured)" if changed.outage_s else ""
+        typer.echo(f"{service.unit}: {now} is current{away}", err=True)
+        typer.echo(f"  fix: dflash-deploy diagnose --unit {service.unit}", err=True)
+    if changed.problem is not None:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _summary(store: Store, manager: Manager) -> dict[str, object]:
+    """A service for people and scripts; what cannot be read of it is said in ``problem``."""
+    from dflash_deploy.deploy.generations import as_json
+    from dflash_deploy.deploy.recipe import versions_now
+    from dflash_deploy.deploy.systemctl import Systemd
+    from dflash_deploy.deploy.versions import staleness
+
+    summary: dict[str, object] = {
+        "name": store.service,
+        "unit": store.unit_name,
+        "manager": manager,
+        "current": store.current(),
+        "generations": store.numbers(),
+        "state": None,
+        "stale": [],
+        "cut_short": None,
+        "problem": None,
+        "generation": None,
+    }
+    try:
+        pending = store.pending()
+        summary["cut_short"] = pending.operation if pending else None
+        current = store.current()
+        if current is not None:
+            generation = store.generation(current)
+            summary["generation"] = as_json(generation)
+            summary["stale"] = list(staleness(generation.versions, versions_now(generation)))
+        summary["state"] = Systemd(manager).active(store.unit_name)
+    except DeployError as error:
+        summary["problem"] = error.message
+    return summary
+
+
+def _summary_lines(summary: dict[str, object]) -> list[str]:
+    numbers, current, stale = summary["generations"], summary["current"], summary["stale"]
+    of = len(numbers) if isinstance(numbers, list) else 0
+    which = f"generation {current} of {of}" if current is not None else f"no current generation of {of}"
+    user = " --user" if summary["manager"] == "user" else ""
+    lines = [f"{summary['name']}: {which}, {summary['state'] or 'state unknown'}"]
+    if isinstance(stale, list) and stale:
+        lines += [f"  stale: {_safe(reason)}" for reason in stale]
+        lines.append(f"  fix: dflash-deploy tune, then dflash-deploy service install{user}")
+    if summary["cut_short"]:
+        lines.append(
+            f"  {summary['cut_short']} goes on, or was cut short; the next command ends it or goes back:"
+        )
+        lines.append(f"  fix: dflash-deploy service start{user} {summary['name']}")
+    if summary["problem"]:
+        lines.append(f"  problem: {_safe(str(summary['problem']))}")
+    return lines
