@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dflash_deploy.checkpoint.cards import ModelCard, load_model_card
@@ -20,8 +20,9 @@ from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.cells import cells_of
 from dflash_deploy.plan.settings import read_settings
 from dflash_deploy.plan.sizing import Refused, Sizing, size_pools
-from dflash_deploy.plan.terms import Terms, terms_for
+from dflash_deploy.plan.terms import terms_for
 from dflash_deploy.plan.vram import plan_budget
+from dflash_deploy.plan.weights import whole_draft_mib, whole_target_mib
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "plan" / "data" / "boots.json"
 
@@ -67,19 +68,27 @@ def budget_of(row: Mapping) -> Budget:
     """The plan of a row, with the free memory and the loaded sizes that it tells."""
     free = row.get("free_before_gib")
     terms = terms_for(row["card_memory_mib"])
+    target = _model(row["target"])
+    draft = None if row["draft"] is None else _model(row["draft"])
     if "target_gib" in row:
-        draft = row.get("draft_gib")
-        terms = Terms(
-            **{
-                **asdict(terms),
-                "target_weights": row["target_gib"] * 1024,
-                "draft_weights": None if draft is None else draft * 1024,
-            }
+        settings = read_settings(
+            _flags(row),
+            version=row["version"],
+            card_memory_mib=row["card_memory_mib"],
+            target=target,
+            draft=draft,
+            env=row.get("env", {}),
+        )
+        logged = row.get("draft_gib")
+        terms = replace(
+            terms,
+            target_weights=whole_target_mib(row["target_gib"] * 1024, settings, target),
+            draft_weights=None if logged is None else whole_draft_mib(logged * 1024, settings.gpus),
         )
     return plan_budget(
         card_memory_mib=row["card_memory_mib"],
-        target=_model(row["target"]),
-        draft=None if row["draft"] is None else _model(row["draft"]),
+        target=target,
+        draft=draft,
         flags=_flags(row),
         version=row["version"],
         users=1,

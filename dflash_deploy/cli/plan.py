@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dflash_deploy.errors import ExitCode
+from dflash_deploy.errors import DeployError, ExitCode
 
 
 def plan(
@@ -71,6 +72,20 @@ def plan(
         str | None,
         typer.Option("--unit", metavar="NAME", help="Read the command from an existing systemd service."),
     ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="With --from-log: correct later plans for this card, SGLang and model by the log.",
+        ),
+    ] = False,
+    show_calibration: Annotated[
+        bool, typer.Option("--calibration", help="Show what logs taught, and plan nothing.")
+    ] = False,
+    reset_calibration: Annotated[
+        bool,
+        typer.Option("--reset-calibration", help="Forget what logs taught, of all cards or of --gpu."),
+    ] = False,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Say how each figure comes about, and what each advice costs."),
@@ -84,9 +99,31 @@ def plan(
     Exits with 0 when the server would start and serve, with 1 when it would not, with 3 when the command or a
     file is wrong, with 4 when the card or the model is not known.
     """
-    from dflash_deploy.cli import plan_request, plan_view
+    import shutil
+    from json import dumps
 
-    asked = plan_request.Asked(
+    from dflash_deploy.cli import plan_request, plan_source, plan_view
+
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
+    if show_calibration or reset_calibration:
+        if words or from_file or from_log or unit or (show_calibration and reset_calibration):
+            raise DeployError(
+                "--calibration and --reset-calibration stand alone, or with --gpu",
+                fix="dflash-deploy plan --calibration",
+                exit_code=ExitCode.USAGE,
+            )
+        if reset_calibration:
+            gone = plan_request.forget(gpu)
+            typer.echo(dumps({"removed": gone}) if json else f"{gone} removed; plans are as they come again.")
+            return
+        records = plan_request.kept_records(gpu)
+        if json:
+            typer.echo(dumps(plan_view.records_json(records), indent=2))
+        else:
+            for line in plan_view.record_lines(records, width):
+                typer.echo(line)
+        return
+    asked = plan_source.Asked(
         words=tuple(words or ()),
         gpu=gpu,
         sglang=sglang,
@@ -95,14 +132,13 @@ def plan(
         from_file=from_file,
         from_log=from_log,
         unit=unit,
+        keep=keep,
     )
     answer = plan_request.answer(asked)
     if json:
-        from json import dumps
-
         typer.echo(dumps(plan_view.as_json(answer), indent=2))
     else:
-        for line in plan_view.lines(answer, explain=explain):
+        for line in plan_view.lines(answer, explain=explain, width=width):
             typer.echo(line)
     if not answer.budget.fits:
         raise typer.Exit(ExitCode.FAILED)

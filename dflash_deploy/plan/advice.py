@@ -41,7 +41,7 @@ def advise(question: Question, *, context_tokens: int | None = None) -> tuple[Ad
         DeployError: the configuration itself cannot be planned.
     """
     now = plan(question)
-    found: list[tuple[tuple[int, float], Advice]] = []
+    found: list[tuple[tuple[bool, bool, int], Advice]] = []
     for place, change in enumerate(_changes(question, now, context_tokens)):
         then = _with(question, change.flags)
         if then is None:
@@ -49,15 +49,36 @@ def advise(question: Question, *, context_tokens: int | None = None) -> tuple[Ad
         gain = _gain(now, then, question.users, context_tokens)
         if gain is None:
             continue
+        one = Advice(
+            change.id,
+            f"{change.what}: {gain}",
+            dict(change.flags),
+            change.cost,
+            makes_fit=then.fits and not now.fits,
+            last_resort=change.id in _LAST_RESORTS,
+        )
         # What makes it fit comes first; among equals the order of the list, which is that of the cost.
-        rank = (0 if then.fits and not now.fits else 1, float(place))
-        found.append((rank, Advice(change.id, f"{change.what}: {gain}", dict(change.flags), change.cost)))
+        found.append(((not one.makes_fit, one.last_resort, place), one))
     advice = [one for _, one in sorted(found, key=lambda pair: pair[0])]
-    if not now.fits and not any(rank[0] == 0 and one.id not in _LAST_RESORTS for rank, one in found):
+    if now.fits:
+        return tuple(advice)
+    if not any(one.makes_fit and not one.last_resort for one in advice):
         together = _together(question, now, context_tokens)
         if together is not None:
             advice.insert(0, together)
-    return tuple(advice)
+    # A step that is not enough is worth a word only where nothing else helps.
+    enough = [one for one in advice if one.makes_fit]
+    return tuple(enough or advice)
+
+
+def effect(question: Question, flags: Mapping[str, FlagValue | None]) -> str | None:
+    """What a change of flags brings in words; None where it brings nothing, or does harm.
+
+    Raises:
+        DeployError: the configuration itself cannot be planned.
+    """
+    then = _with(question, flags)
+    return None if then is None else _gain(plan(question), then, question.users, None)
 
 
 def _together(question: Question, now: Budget, context_tokens: int | None) -> Advice | None:
@@ -81,7 +102,8 @@ def _together(question: Question, now: Budget, context_tokens: int | None) -> Ad
         return None
     gain = _gain(now, then, question.users, context_tokens)
     what = ", and ".join(change.what for change in chosen)
-    return Advice("together", f"{what}: {gain}", flags, "; ".join(change.cost for change in chosen))
+    cost = "; ".join(change.cost for change in chosen)
+    return Advice("together", f"{what}: {gain}", flags, cost, makes_fit=True)
 
 
 def _fit_with(question: Question, changes: list[_Change]) -> bool:
@@ -106,10 +128,11 @@ def _gain(now: Budget, then: Budget, users: int, context_tokens: int | None) -> 
     freed = now.predicted_peak_mib - then.predicted_peak_mib
     tokens = then.kv_tokens - now.kv_tokens
     requests = then.max_running_requests - now.max_running_requests
-    figures = (
-        f"{then.kv_tokens:,} KV tokens ({tokens:+,}), {then.max_running_requests} requests at once, "
-        f"{then.headroom_mib:,.0f} MiB left (predicted)"
-    )
+    changed = f" ({tokens:+,})" if tokens else ""
+    figures = f"{then.kv_tokens:,} KV tokens{changed}, "
+    if requests or not now.fits:
+        figures += f"{_requests(then.max_running_requests)} at once, "
+    figures += f"{then.headroom_mib:,.0f} MiB left (predicted)"
     if now.fits and not then.fits:
         return None
     if not now.fits:
@@ -136,6 +159,10 @@ def _gain(now: Budget, then: Budget, users: int, context_tokens: int | None) -> 
     if tight and freed > _WORTH_MIB and not (wanting and tokens < 0):
         return f"frees {freed:,.0f} MiB: {figures}"
     return None
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
 
 
 def _order(budget: Budget) -> int:

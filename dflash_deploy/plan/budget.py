@@ -27,12 +27,16 @@ class Advice:
         text: what it brings, with predicted figures.
         flags: the flags to set; None takes one away.
         cost: what is given up for it.
+        makes_fit: the configuration does not fit as it is, and does with this.
+        last_resort: much is given up for it.
     """
 
     id: str
     text: str
     flags: Mapping[str, FlagValue | None]
     cost: str
+    makes_fit: bool = False
+    last_resort: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ class Budget:
     """What a configuration will take, before anything is launched. Every figure is predicted, for one card.
 
     Attributes:
-        sizes: MiB of all uses of memory at the peak, by name, but for what the driver keeps; ``pools`` has the
-            kind of each besides.
+        sizes: MiB of all uses of memory at the peak, by name, but for what the driver keeps; ``pools`` has
+            the kind of each besides.
         exact: names of those that follow from the engine's own arithmetic.
         reserved: MiB that the sizing leaves free (slack, images), by name; graphs and workspaces stand in it.
         kv_tokens: tokens that the KV pool holds.

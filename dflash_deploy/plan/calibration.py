@@ -10,10 +10,12 @@ from dflash_deploy.plan.settings import read_settings
 from dflash_deploy.plan.sizing import verify_bytes
 from dflash_deploy.plan.terms import Terms, terms_for
 from dflash_deploy.plan.vram import Question, plan
+from dflash_deploy.plan.weights import whole_draft_mib, whole_target_mib
 
 if TYPE_CHECKING:
     from dflash_deploy.engine.boot import BootRecord
     from dflash_deploy.plan.budget import Budget
+    from dflash_deploy.plan.settings import Settings
 
 _MIB = 1 << 20
 _FACTORS = (0.1, 10.0)
@@ -84,13 +86,15 @@ def _loading(question: Question, terms: Terms, record: BootRecord) -> Terms:
             terms = replace(terms, context=0.0, driver=max(terms.driver + context, 0.0))
     if not record.weights:
         return terms
+    settings = _settings(question)
     target_mib = (free - record.weights[0].free_after_gib) * 1024
     if target_mib > 0:
-        terms = replace(terms, target_weights=target_mib)
+        whole = whole_target_mib(target_mib, settings, question.target)
+        terms = replace(terms, target_weights=whole)
     if len(record.weights) > 1:
         draft_mib = (record.weights[0].free_after_gib - record.weights[-1].free_after_gib) * 1024
         if draft_mib > 0:
-            terms = replace(terms, draft_weights=draft_mib)
+            terms = replace(terms, draft_weights=whole_draft_mib(draft_mib, settings.gpus))
     return terms
 
 
@@ -99,14 +103,7 @@ def _leftovers(question: Question, terms: Terms, record: BootRecord) -> Terms:
     free, tokens = record.free_after_pools_gib, record.kv_tokens
     if free is None or tokens is None or len(record.weights) < 2 or question.draft is None:
         return terms
-    settings = read_settings(
-        question.flags,
-        version=question.version,
-        card_memory_mib=question.card_memory_mib,
-        target=question.target,
-        draft=question.draft,
-        env=question.env,
-    )
+    settings = _settings(question)
     cells = cells_of(settings, question.target, question.draft)
     if cells.window or settings.post_capture:
         return terms
@@ -157,6 +154,17 @@ def _running(question: Question, terms: Terms, record: BootRecord) -> Terms:
         workspace=terms.workspace * factor,
         workspace_draft=terms.workspace_draft * factor,
         workspace_request=terms.workspace_request * factor,
+    )
+
+
+def _settings(question: Question) -> Settings:
+    return read_settings(
+        question.flags,
+        version=question.version,
+        card_memory_mib=question.card_memory_mib,
+        target=question.target,
+        draft=question.draft,
+        env=question.env,
     )
 
 

@@ -96,6 +96,8 @@ class Speed:
         accept_length: tokens of one verify step, None without speculation.
         verify_cost: of a verify step, in plain steps.
         user_tokens_per_s: for one user, as configured; ``total_tokens_per_s`` for all together.
+        users: at once.
+        published: servers of this very card were published; else the ranges are those of other cards.
     """
 
     roofline_tokens_per_s: float
@@ -105,6 +107,8 @@ class Speed:
     verify_cost: Range | None
     user_tokens_per_s: Range
     total_tokens_per_s: Range
+    users: int
+    published: bool
 
 
 def estimate(
@@ -139,7 +143,8 @@ def estimate(
     plain = Range(roofline, roofline).scaled(share.low, share.high)
     eager = 1.0 if settings.graph_batches else 1 / _EAGER_COST
     if not settings.speculation:
-        return Speed(roofline, share, plain, None, None, plain, plain.scaled(users, users))
+        total = plain.scaled(users, users)
+        return Speed(roofline, share, plain, None, None, plain, total, users, card.id in _SHARES)
     method = _METHODS.get((settings.algorithm or "").upper(), 0.9)
     accept = accept_length(settings.draft_tokens, tasks or {"instruction": 1.0}, method=method)
     cost = _COSTS.get(card.id, _ANY_COST)
@@ -148,7 +153,8 @@ def estimate(
     low = plain.low * accept.low / cost.high * eager
     high = plain.high * accept.high / cost.low * eager
     user = Range(low, high)
-    return Speed(roofline, share, plain, accept, cost, user, user.scaled(users, users))
+    total = user.scaled(users, users)
+    return Speed(roofline, share, plain, accept, cost, user, total, users, card.id in _COSTS)
 
 
 def accept_length(draft_tokens: int, tasks: Mapping[str, float], *, method: float = 1.0) -> Range:

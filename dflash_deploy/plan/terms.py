@@ -25,7 +25,8 @@ class Terms:
         driver: kept by the driver; no process can have it, and tools do not count it as used.
         context: of a server before it loads anything: CUDA context, libraries and, on unified memory, the
             rest of the host.
-        target_weights: what loading takes instead of what the model card says; ``draft_weights`` likewise.
+        target_weights: what loading the whole target on one card takes, instead of what the model card says;
+            ``draft_weights`` likewise.
         after_load: taken between the end of loading a draft and the sizing, beside what has a formula.
         workspace: attention workspaces and autotuning; ``workspace_draft`` for a draft's own, and with
             speculation ``workspace_request`` for each request (up to four).
@@ -113,19 +114,11 @@ def remainder_of(
     settings: Settings, terms: Terms, target: ModelCard, *, running_requests: int, has_draft: bool
 ) -> Remainder:
     """Graphs, workspaces, kernels and buffers of one configuration."""
-    size = target.hidden_size * target.layers
-    small = min(1.0, size / _SMALL_SIZE)
+    small = small_factor(target)
     batches = captured_batches(settings, running_requests)
     rows = max(batches, default=0) * max(settings.draft_tokens, 1)
-    graphs = terms.graphs * small * _graph_mib(len(batches), rows, settings)
-    prefill = 0.0
-    if settings.prefill_sizes:
-        largest = max(settings.prefill_sizes)
-        # 1.42 GiB for 42 sizes up to 2,048 tokens, of which the largest took 1.25; 1.71 for 58 up to 8,192 on
-        # a model of half the size.
-        prefill = 4.2 * len(settings.prefill_sizes)
-        prefill += 1280 * (largest / 2048) ** 0.6 * min(1.5, size / _REFERENCE_SIZE)
-        prefill *= terms.prefill_graphs * small
+    graphs = terms.graphs * small * sum(mib for mib, _ in graph_parts(len(batches), rows, settings))
+    prefill = terms.prefill_graphs * small * sum(mib for mib, _ in prefill_parts(settings, target))
     activations = settings.chunk_tokens * 20 * target.hidden_size / (1 << 20) / settings.gpus**0.5
     if settings.prefill_sizes:
         # Layers between the captured parts still run one by one.
@@ -149,14 +142,36 @@ def remainder_of(
     )
 
 
-def _graph_mib(count: int, rows: int, settings: Settings) -> float:
-    """Memory of one set of graphs.
+def graph_parts(count: int, rows: int, settings: Settings) -> tuple[tuple[float, str], ...]:
+    """Memory of one set of decode or verify graphs in MiB, and what each part is for.
 
     0.13 GiB for two verify sizes beside prefill graphs, whose memory they share (0.34 for 36 decode sizes);
     alone 0.26 GiB for seven decode sizes.
     """
     if not count:
-        return 0.0
+        return ()
+    batches = "batch size" if count == 1 else "batch sizes"
     if settings.prefill_sizes:
-        return 51 + 41 * math.sqrt(count) + (1.5 * rows if settings.speculation else 0.0)
-    return 51 + 41 * count + 3 * rows
+        each_row = 1.5 * rows if settings.speculation else 0.0
+        shared = (41 * math.sqrt(count), f"for {count} {batches} (memory shared with the prefill graphs)")
+        return (51.0, "for any"), shared, (each_row, f"for {rows} rows in the largest")
+    return (51.0, "for any"), (41.0 * count, f"for {count} {batches}"), (3.0 * rows, f"for {rows} rows")
+
+
+def prefill_parts(settings: Settings, target: ModelCard) -> tuple[tuple[float, str], ...]:
+    """Memory of the prefill graphs in MiB, and what each part is for.
+
+    1.42 GiB for 42 sizes up to 2,048 tokens, of which the largest took 1.25; 1.71 for 58 up to 8,192 on a
+    model of half the size.
+    """
+    if not settings.prefill_sizes:
+        return ()
+    largest, count = max(settings.prefill_sizes), len(settings.prefill_sizes)
+    size = min(1.5, target.hidden_size * target.layers / _REFERENCE_SIZE)
+    buffers = 1280 * (largest / 2048) ** 0.6 * size
+    return (4.2 * count, f"for {count} token counts"), (buffers, f"for the largest, {largest:,} tokens")
+
+
+def small_factor(target: ModelCard) -> float:
+    """Share of the fitted figures that a small model takes."""
+    return min(1.0, target.hidden_size * target.layers / _SMALL_SIZE)

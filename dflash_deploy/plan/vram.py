@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.cells import Cells, cells_of, projection_bytes
-from dflash_deploy.plan.families import UNKNOWN, family_of
+from dflash_deploy.plan.families import family_of
 from dflash_deploy.plan.flagvalues import wrong
 from dflash_deploy.plan.settings import Settings, read_settings
 from dflash_deploy.plan.sizing import Refused, Sizing, size_pools, tokens_in, verify_bytes
 from dflash_deploy.plan.terms import Remainder, Terms, remainder_of, terms_for
+from dflash_deploy.plan.weights import draft_share_mib, target_share_mib
 
 if TYPE_CHECKING:
     from dflash_deploy.checkpoint.cards import ModelCard
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Cells", "Question", "Refused", "Sizing", "cells_of", "plan", "plan_budget", "size_pools"]
 
 _MIB = 1 << 20
-
-_REPLICATED_GIB = 0.5
-"""Of a target on several cards: 28.49 GiB became 14.49 on each of two."""
-_REPLICATED_DRAFT = 0.21
-"""Share of a draft that each card holds whole: 3.72 GiB became 2.25 on each of two."""
 
 _DRAFT_GRAPH_NEEDS_MIB = 1024.0
 _HOST_NEEDS_MIB = 8192.0
@@ -190,25 +186,16 @@ class _Walk:
 
     def _weights(self) -> None:
         gpus, terms = self.settings.gpus, self.terms
-        size = terms.target_weights
-        if size is None:
-            gib = self.target.loaded_gib
-            if self.target.vision and not self.settings.vision:
-                family = family_of(self.target.architecture) or UNKNOWN
-                gib = max(gib - family.tower_gib, 0.1 * gib)
-            shared = min(_REPLICATED_GIB, gib / 2) if gpus > 1 else 0.0
-            size = (shared + (gib - shared) / gpus) * 1024
+        whole = self.target.loaded_gib * 1024 if terms.target_weights is None else terms.target_weights
+        size = target_share_mib(whole, self.settings, self.target)
         free = self.free_mib
         if not self._take("weights", size):
             self._refuse(Refused(Stage.LOAD, _out_of_memory(size, free), "weights"))
             return
         if self.draft is None:
             return
-        size = terms.draft_weights
-        if size is None:
-            gib = self.draft.loaded_gib
-            shared = _REPLICATED_DRAFT * gib if gpus > 1 else 0.0
-            size = (shared + (gib - shared) / gpus) * 1024
+        whole = self.draft.loaded_gib * 1024 if terms.draft_weights is None else terms.draft_weights
+        size = draft_share_mib(whole, gpus)
         free = self.free_mib
         fits = self._take("draft weights", size)
         if self.settings.algorithm is not None and self.settings.algorithm.upper() == "DFLASH":

@@ -108,7 +108,6 @@ def test_a_good_setting_is_left_alone():
         ("dflash-pipeline", case(pp_size=2)),
         ("yarn-with-draft", case(json_model_override_args='{"rope_scaling": {"type": "yarn"}}')),
         ("float16-conv", case(dtype="float16")),
-        ("many-at-once", case(users=64)),
         ("draft-cache-fa4", case(speculative_draft_attention_backend="fa4")),
         (
             "graphs-below-users",

@@ -145,7 +145,7 @@ def test_any_log_can_be_read(record: BootRecord, question: Question, used_mib: f
 
 # What is kept between runs.
 
-KEY = {"machine": "NVIDIA GeForce RTX 5090 (32607 MiB)", "version": "0.5.23", "target": TARGET.id}
+SUBJECT = kept.Subject("NVIDIA GeForce RTX 5090", "0.5.23", TARGET.id, None)
 
 
 @pytest.fixture
@@ -155,30 +155,65 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_kept_shown_and_forgotten(state: Path):
-    assert kept.load(**KEY, draft=None) is None
+    assert kept.load(SUBJECT) is None
     learnt = replace(
         calibrate(ONE, BootRecord(Stage.ARGUMENTS)), terms=Terms(context=901.5), before_mib=-70.0
     )
-    kept.keep(learnt, **KEY, draft=None)
-    record = kept.keep(learnt, **KEY, draft=None)
+    kept.keep(SUBJECT, learnt)
+    record = kept.keep(SUBJECT, learnt)
     assert (record.boots, record.before_mib) == (2, -70.0)
-    assert kept.load(**KEY, draft=None) == Terms(context=901.5)
-    assert kept.load(**KEY, draft="another") is None
+    assert kept.load(SUBJECT) == record
+    assert record.corrected() == Terms(context=901.5)
     assert list(kept.records()) == [record]
     assert kept.reset(machine="another machine") == 0
     assert kept.reset() == 1
-    assert kept.load(**KEY, draft=None) is None
+    assert kept.load(SUBJECT) is None
     assert list(kept.records()) == []
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"schema_version": 1}', "x" * 100_000, '{"terms": {"context": NaN}}']
+    "other", [{"machine": "another"}, {"version": "0.5.22"}, {"target": "qwen3-8b"}, {"draft": "another"}]
 )
-def test_a_spoilt_record_is_none(state: Path, text: str):
-    kept.keep(calibrate(ONE, BootRecord(Stage.ARGUMENTS)), **KEY, draft=None)
+def test_what_is_learnt_of_one_is_not_used_for_another(state: Path, other: dict[str, str]):
+    kept.keep(SUBJECT, calibrate(ONE, BootRecord(Stage.ARGUMENTS)))
+    assert kept.load(replace(SUBJECT, **other)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"schema_version": 1}',
+        "x" * 100_000,
+        '{"terms": {"context": NaN}}',
+        # A figure beyond any card.
+        lambda text: text.replace('"driver":490.0', '"driver":1e300'),
+    ],
+)
+def test_a_spoilt_record_is_none(state: Path, text: object):
+    kept.keep(SUBJECT, calibrate(ONE, BootRecord(Stage.ARGUMENTS)))
     (file,) = state.glob("*.json")
-    file.write_text(text)
-    assert kept.load(**KEY, draft=None) is None
+    before = file.read_text()
+    file.write_text(text(before.replace(": ", ":")) if callable(text) else str(text))
+    assert file.read_text() != before
+    assert kept.load(SUBJECT) is None
     assert list(kept.records()) == []
-    kept.keep(calibrate(ONE, BootRecord(Stage.ARGUMENTS)), **KEY, draft=None)
-    assert kept.load(**KEY, draft=None) is not None
+    kept.keep(SUBJECT, calibrate(ONE, BootRecord(Stage.ARGUMENTS)))
+    assert kept.load(SUBJECT) is not None
+
+
+def test_weights_that_a_log_shows_are_those_of_the_whole_model():
+    """What is learnt with the vision tower, or on two cards, holds without it, or on one."""
+    text_only = replace(ONE, flags={**ONE.flags, "language-model-only": True})
+    for asked in (ONE, text_only, replace(ONE, flags={**ONE.flags, "tp-size": 2})):
+        free = 31.0
+        size = plan(asked).pool_mib("weights") / 1024
+        seen = BootRecord(
+            Stage.LOAD, free_before_load_gib=free, weights=(LoadedWeights("A", size, 1.0, free - size),)
+        )
+        learnt = calibrate(asked, seen).terms
+        assert learnt.target_weights == pytest.approx(TARGET.loaded_gib * 1024, abs=1)
+        assert plan(replace(text_only, terms=learnt)).pool_mib("weights") == pytest.approx(
+            plan(text_only).pool_mib("weights"), abs=1
+        )

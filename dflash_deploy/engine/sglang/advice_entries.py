@@ -485,18 +485,6 @@ ENTRIES: tuple[Entry, ...] = (
         lambda c: {"max-running-requests": c.users},
     ),
     Entry(
-        "many-at-once",
-        Weight.SLOW,
-        lambda c: bool(c.algorithm) and c.users > 32,
-        lambda c: (
-            f"speculation for {c.users} at once: the card is busy without it, and checking drafts costs "
-            "more than "
-            "they bring"
-        ),
-        "measure both with dflash-deploy tune",
-        "published comparisons: the gain falls with the batch, and is gone above about 32",
-    ),
-    Entry(
         "awq-on-ada",
         Weight.SLOW,
         lambda c: c.compute_capability == "8.9" and "awq" in c.model.path.casefold(),
