@@ -90,6 +90,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._main: Identity | None = None
         self._log: ServerLog | None = None
+        self._output: int | None = None
         self._record: ServerRecord | None = None
         self._vram_before: Mapping[int, CardUse] = {}
         self._report: StopReport | None = None
@@ -224,9 +225,14 @@ class Server:
     def _spawn(self) -> ServerLog:
         """Write the record, then start the process, so that no moment leaves a server unknown."""
         self._log = ServerLog(self.log_path)
-        temp_dir = make_temp_dir(self._token)
         tool = processes.identity_of(os.getpid())
-        assert tool is not None  # noqa: S101  # it is us
+        if tool is None:
+            raise DeployError(
+                "/proc cannot be read, and without it a server's processes cannot be found again to be ended",
+                fix="mount -t proc proc /proc",
+                exit_code=ExitCode.UNAVAILABLE,
+            )
+        temp_dir = make_temp_dir(self._token)
         self._record = ServerRecord(
             token=self._token,
             boot_id=processes.boot_id(),
@@ -253,6 +259,7 @@ class Server:
             raise DeployError(
                 f"the server cannot be started: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
             ) from error
+        self._output = os.fstat(output.fileno()).st_ino
         self._log.follow(output, on_lost=self._kill_main)
         self._update_record(server=self._main)
         return self._log
@@ -276,8 +283,12 @@ class Server:
     def _note_children(self) -> None:
         """Put those that run now on record; they may not be recognised once the main process is gone."""
         if self._main:
-            family = processes.members(self._main, self._token)
+            family = processes.members(self._main, self._token, self._printing())
             self._update_record(children=tuple(child for child in family if child != self._main))
+
+    def _printing(self) -> tuple[Identity, ...]:
+        """Those that print where the server does, even if nothing else ties them to it any more."""
+        return processes.writers(self._output) if self._output is not None else ()
 
     def _update_record(self, **changes: object) -> None:
         assert self._record is not None  # noqa: S101  # spawned
@@ -309,7 +320,7 @@ class Server:
             return ()
         left: tuple[str, ...] = ()
         if self._main and self._process:
-            left = processes.end(self._main, self._token, self._record.children)
+            left = processes.end(self._main, self._token, (*self._record.children, *self._printing()))
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_SETTLE_S)
         if self._log:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,13 +41,25 @@ class _Process:
 
 
 def boot_id() -> str:
-    """Identifies this boot of the machine; numbers and starts of processes mean nothing in another one."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    """Identifies this boot of the machine; numbers and starts of processes mean nothing in another one.
+
+    Empty where a sandbox hides it.
+    """
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def pid_namespace() -> str:
-    """Identifies the set of processes that is seen from here; a container sees another one than its host."""
-    return str((_PROC / "self/ns/pid").readlink())
+    """Identifies the set of processes that is seen from here; a container sees another one than its host.
+
+    Empty where a sandbox hides it.
+    """
+    try:
+        return str((_PROC / "self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def identity_of(pid: int) -> Identity | None:
@@ -66,6 +79,11 @@ def send(identity: Identity, signum: signal.Signals) -> None:
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
+        return
+    except OSError:  # an old kernel, or a container whose rules are older than the call
+        with suppress(ProcessLookupError, PermissionError):
+            if identity_of(identity.pid) == identity:
+                os.kill(identity.pid, signum)
         return
     try:
         # The descriptor holds on to one process, so the one that is checked is the one that is signalled.
@@ -100,6 +118,12 @@ def members(main: Identity, token: str, known: Iterable[Identity] = ()) -> tuple
         unvisited.extend(new)
     ours.discard(os.getpid())
     return tuple(table[pid].identity for pid in sorted(ours) if not table[pid].zombie)
+
+
+def writers(pipe: int) -> tuple[Identity, ...]:
+    """Every process but this one that has a pipe open, given its inode, as far as can be seen."""
+    others = (process.identity for process in _all() if process.identity.pid != os.getpid())
+    return tuple(other for other in others if _has_open(other.pid, f"pipe:[{pipe}]"))
 
 
 def end(
@@ -152,6 +176,13 @@ def _read(pid: int) -> _Process | None:
         session=int(fields[3]),
         zombie=fields[0] in (b"Z", b"X"),
     )
+
+
+def _has_open(pid: int, target: str) -> bool:
+    try:
+        return any(str(file.readlink()) == target for file in (_PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return False
 
 
 def _carries(pid: int, token: str) -> bool:
