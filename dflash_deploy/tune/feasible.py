@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dflash_deploy.calibration import Subject, machine_name
 from dflash_deploy.checkpoint.cards import ModelCard, find_model_card
 from dflash_deploy.errors import DeployError
+from dflash_deploy.machine.cards import Card
 from dflash_deploy.plan.budget import Budget
-from dflash_deploy.plan.vram import plan_budget
+from dflash_deploy.plan.calibration import Calibrated, calibrate
+from dflash_deploy.plan.terms import Terms
+from dflash_deploy.plan.vram import Question, plan
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.launching import values
-from dflash_deploy.tune.records import Predicted
+from dflash_deploy.tune.records import Predicted, TrialRecord
 from dflash_deploy.tune.space import Settings
 
 _DOUBT_MIB = 400.0
@@ -37,12 +41,19 @@ class Forecast:
 class Forecaster:
     """The plan for one profile on one card.
 
-    ``memory_mib`` is None where there is no card, or none that tells its memory.
+    Attributes:
+        memory_mib: None where there is no card, or none that tells its memory.
+        other_mib: what others held on the card before any server was started.
+        terms: as logs of this card corrected them, None for the usual ones.
+        boots: how many logs that were.
     """
 
     profile: Profile
     version: str
     memory_mib: int | None
+    other_mib: float = 0.0
+    terms: Terms | None = None
+    boots: int = 0
 
     def forecast(self, flags: Settings) -> Forecast:
         """Judge a configuration without launching it."""
@@ -50,7 +61,8 @@ class Forecaster:
         running = flags.get("max-running-requests")
         if isinstance(running, int) and running < users:
             return Forecast(f"max-running-requests {running} is below the {users} users")
-        planned, hopeful = self._plan(flags, 0.0), self._plan(flags, -_DOUBT_MIB)
+        planned = self._plan(flags, self.other_mib)
+        hopeful = self._plan(flags, self.other_mib - _DOUBT_MIB)
         if planned is None or hopeful is None:
             return Forecast()
         predicted = Predicted(
@@ -58,6 +70,7 @@ class Forecaster:
             kv_tokens=planned.kv_tokens,
             max_running_requests=planned.max_running_requests,
             fits=planned.fits,
+            calibrated_by=self.boots,
         )
         return Forecast(self._refusal(hopeful, users), predicted)
 
@@ -73,23 +86,54 @@ class Forecaster:
             return f"by the plan {-budget.headroom_mib:.0f} MiB are missing"
         return None
 
-    def _plan(self, flags: Settings, other_mib: float) -> Budget | None:
+    def subject(self, card: Card | None) -> Subject | None:
+        """What logs of this profile on a card teach something of; None where nothing is planned."""
         target, draft = self._models()
         if self.memory_mib is None or target is None:
             return None
+        machine = machine_name(card, self.memory_mib)
+        return Subject(machine, self.version, target.id, draft.id if draft else None)
+
+    def lesson(self, record: TrialRecord) -> Calibrated | None:
+        """What the log of a trial's server teaches; None where it did not come to serve."""
+        question = self._question(record.flags, self.other_mib)
+        if question is None or record.boot is None or record.boot.free_at_ready_gib is None:
+            return None
+        used_mib = record.measured.vram_used_mib if record.measured else None
         try:
-            return plan_budget(
-                card_memory_mib=self.memory_mib,
-                target=target,
-                draft=draft,
-                flags=values(flags),
-                version=self.version,
-                users=self.profile.workload.users,
-                other_mib=other_mib,
-            )
+            return calibrate(question, record.boot, used_mib=used_mib)
+        except DeployError:
+            return None
+
+    def corrected(self, terms: Terms, *, boots: int = 1) -> Forecaster:
+        """The same with the terms that some more logs taught."""
+        return replace(self, terms=terms, boots=self.boots + boots)
+
+    def _plan(self, flags: Settings, other_mib: float) -> Budget | None:
+        question = self._question(flags, other_mib)
+        if question is None:
+            return None
+        try:
+            return plan(question)
         except DeployError:
             # What cannot be planned for can still be launched.
             return None
+
+    def _question(self, flags: Settings, other_mib: float) -> Question | None:
+        target, draft = self._models()
+        if self.memory_mib is None or target is None:
+            return None
+        return Question(
+            card_memory_mib=self.memory_mib,
+            target=target,
+            draft=draft,
+            flags=values(flags),
+            version=self.version,
+            users=self.profile.workload.users,
+            other_mib=other_mib,
+            env=self.profile.env,
+            terms=self.terms,
+        )
 
     def _models(self) -> tuple[ModelCard | None, ModelCard | None]:
         speculation = self.profile.speculation

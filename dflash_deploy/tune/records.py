@@ -40,12 +40,13 @@ class _Record(BaseModel):
 
 
 class Predicted(_Record):
-    """The plan's figures for a trial (all predicted)."""
+    """The plan's figures for a trial (all predicted), corrected by ``calibrated_by`` logs of this card."""
 
     peak_mib: float
     kv_tokens: int
     max_running_requests: int
     fits: bool
+    calibrated_by: int = 0
 
 
 class Candidate(_Record):
@@ -69,7 +70,7 @@ class TrialRecord(_Record):
         violations: by limit, how far it was broken as a share of the limit; empty where all are kept.
         feasible: served, right, and within every limit: only such a trial can be the best.
         boot_s: from launch to ready, in the server's own time.
-        wall_s: the whole trial, on the clock.
+        wall_s: the whole trial, on the clock; 0 where the tuner was killed meanwhile.
     """
 
     number: int

@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dflash_deploy import __version__, paths
+from dflash_deploy import __version__, calibration, paths
+from dflash_deploy.calibration import Subject
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.machine.cards import load_card
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import Launcher, model_flags
@@ -193,7 +195,7 @@ class _Run:
         self._folder = folder
         self._profile = study.profile
         self._rig = rig
-        self._forecaster = Forecaster(study.profile, study.engine_version, rig.memory_mib)
+        self._forecaster = self._first_forecaster(study)
         self._screen = screen
         self._model = model_flags(study.profile, simulated=study.simulated)
         self._search = Search(
@@ -238,6 +240,31 @@ class _Run:
         proposal = self._search.propose(self._tried)
         return _Next("search", proposal.settings, proposal) if proposal else None
 
+    def _first_forecaster(self, study: StudyRecord) -> Forecaster:
+        """As logs have corrected it: those kept of this card, or this study's own where it is simulated."""
+        rig = self._rig
+        held = rig.gauge.used_mib() if rig.gauge else None
+        forecaster = Forecaster(study.profile, study.engine_version, rig.memory_mib, float(held or 0))
+        # What a simulated card teaches is never kept: it would correct the plans of a real one.
+        self._subject: Subject | None = None
+        if not study.simulated:
+            self._subject = forecaster.subject(load_card(study.card) if study.card else None)
+            kept = calibration.load(self._subject) if self._subject else None
+            return forecaster if kept is None else forecaster.corrected(kept.corrected(), boots=kept.boots)
+        for record in self.records:
+            lesson = forecaster.lesson(record)
+            forecaster = forecaster if lesson is None else forecaster.corrected(lesson.terms)
+        return forecaster
+
+    def _learn(self, record: TrialRecord) -> None:
+        """Let the log of a server that came to serve correct the forecasts that follow."""
+        lesson = self._forecaster.lesson(record)
+        if lesson is None:
+            return
+        self._forecaster = self._forecaster.corrected(lesson.terms)
+        if self._subject is not None:
+            calibration.keep(self._subject, lesson)
+
     def _key(self, flags: dict[str, FlagSetting]) -> str:
         return key_of({name: value for name, value in flags.items() if name not in self._model})
 
@@ -256,12 +283,14 @@ class _Run:
         else:
             record = self._launch(candidate, wanted, forecast.predicted)
         self._keep(wanted, record)
+        self._learn(record)
         self._tried.add(self._key(candidate.flags))
         return record
 
     def _launch(self, candidate: Candidate, wanted: _Next, predicted: Predicted | None) -> TrialRecord:
         write_record(trial_folder(self._folder, candidate.number) / "candidate.json", candidate)
         self._screen.begun(candidate)
+        begun = time.monotonic()
         try:
             return run_trial(
                 candidate,
@@ -273,7 +302,9 @@ class _Run:
                 on_stage=self._screen.stage,
             )
         except KeyboardInterrupt:
-            self._keep(wanted, not_launched(candidate, "interrupted", "stopped by hand", predicted))
+            wall_s = time.monotonic() - begun
+            cut = not_launched(candidate, "interrupted", "stopped by hand", predicted, wall_s=wall_s)
+            self._keep(wanted, cut)
             raise
 
     def _keep(self, wanted: _Next, record: TrialRecord) -> None:

@@ -80,6 +80,7 @@ class Trial(_Part):
 class Summary(_Part):
     """The object that ``tune --json`` ends with."""
 
+    schema_version: int = 1
     study: str
     folder: Path
     simulated: bool

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +113,12 @@ def run_trial(
 
 
 def not_launched(
-    candidate: Candidate, outcome: Outcome, reason: str, predicted: Predicted | None = None
+    candidate: Candidate,
+    outcome: Outcome,
+    reason: str,
+    predicted: Predicted | None = None,
+    *,
+    wall_s: float = 0.0,
 ) -> TrialRecord:
     """The record of a trial that came to nothing: refused before its launch, or cut short."""
     return TrialRecord(
@@ -128,7 +132,7 @@ def not_launched(
         predicted=predicted,
         feasible=False,
         started=candidate.started,
-        wall_s=max(0.0, (datetime.now(candidate.started.tzinfo) - candidate.started).total_seconds()),
+        wall_s=wall_s,
     )
 
 

@@ -1,8 +1,12 @@
 import json
+import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
-from dflash_deploy.tune.summary import lines, summarize
+from dflash_deploy.bench.measurement import Measurement
+from dflash_deploy.tune.records import Predicted
+from dflash_deploy.tune.summary import Baseline, Best, Summary, Trial, lines, summarize
 
 from .samples import study, trial
 
@@ -75,3 +79,13 @@ def test_the_object_has_the_promised_keys():
     assert content["best"]["simulated"] is True
     assert [one["outcome"] for one in content["trials"]] == ["served", "failed"]
     assert content["unchecked_limits"] == []
+
+
+def test_every_key_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    section = text.split("## tune --json")[1].split("\n## ")[0]
+    known = set(re.findall(r"`([a-z_0-9]+)`", section))
+    models = (Summary, Best, Baseline, Trial, Predicted)
+    keys = {name for model in models for name in model.model_fields}
+    keys |= {field.name for field in fields(Measurement)}
+    assert keys <= known, keys - known
