@@ -1,0 +1,285 @@
+"""Generations on disk, and changes between them, cut short at every step."""
+
+# ruff: noqa: ARG002 - the stand-in takes what systemd takes
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.deploy import generations, service
+from dflash_deploy.deploy.canary import Canary
+from dflash_deploy.deploy.generations import Generation, Store
+from dflash_deploy.deploy.service import Service
+from dflash_deploy.deploy.versions import Versions
+from dflash_deploy.errors import DeployError, ExitCode
+
+_UNIT = "[Service]\nExecStart=/bin/serve {}\n"
+
+
+class Machine:
+    """A systemd that keeps in a file what it was told, so that it outlives the process that told it.
+
+    What runs is the unit's text of the moment it was started. ``steps`` counts down to the process's death.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.units, self.state = folder / "units", folder / "state.json"
+        self.units.mkdir()
+        self._write({"running": None, "loaded": None, "enabled": False})
+        self.steps = -1
+        self.bad: set[str] = set()
+
+    def step(self) -> None:
+        if self.steps == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps -= 1
+
+    def read(self) -> dict[str, object]:
+        content: dict[str, object] = json.loads(self.state.read_text())
+        return content
+
+    def _write(self, state: dict[str, object]) -> None:
+        self.state.write_text(json.dumps(state))
+
+    def _told(self, **state: object) -> None:
+        self.step()
+        self._write({**self.read(), **state})
+        self.step()
+
+    def _text(self, unit: str) -> str | None:
+        path = self.units / unit
+        return path.read_text() if path.exists() else None
+
+    def reload(self) -> None:
+        (unit,) = [path.name for path in self.units.glob("*.service")] or [""]
+        self._told(loaded=self._text(unit) if unit else None)
+
+    def start(self, unit: str) -> bool:
+        loaded = self.read()["loaded"]
+        good = loaded is not None and loaded not in self.bad
+        self._told(running=loaded if good else None)
+        return good
+
+    def stop(self, unit: str) -> None:
+        self._told(running=None)
+
+    def enable(self, unit: str) -> None:
+        self._told(enabled=True)
+
+    def disable(self, unit: str) -> None:
+        self._told(enabled=False)
+
+    def active(self, unit: str) -> str:
+        return "active" if self.read()["running"] else "inactive"
+
+    def property(self, unit: str, name: str) -> str:
+        return "exit-code" if name == "Result" else ""
+
+    def last_lines(self, unit: str) -> str:
+        return "out of memory"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def box(tmp_path: Path, machine: Machine) -> Service:
+    store = Store(tmp_path / "root" / "services" / "box", "box")
+    return Service(store, machine, machine.units, lambda _: Canary(None, ()), lambda _: None)
+
+
+def make(number: int) -> tuple[Generation, str, str | None]:
+    unit = _UNIT.format(number)
+    generation = Generation(
+        service="box", number=number, created=datetime(2026, 1, 2, tzinfo=UTC), tool_version="0",
+        manager="system", source="a test", simulated=True, flags={"model-path": "m"},
+        argv=("/env/bin/python", "-m", "x"), env={}, host="127.0.0.1", health_host="127.0.0.1", port=1,
+        versions=Versions(engine="0.5.23"), unit_sha256="0",
+    )  # fmt: skip
+    return generation, unit, '{"trial": 1}\n'
+
+
+def _state(box: Service, machine: Machine) -> tuple[int | None, object, str | None]:
+    text = box.unit_path.read_text() if box.unit_path.exists() else None
+    return box.store.current(), machine.read()["running"], text
+
+
+def _serves(box: Service, machine: Machine, number: int) -> bool:
+    text = _UNIT.format(number)
+    return _state(box, machine) == (number, text, text) and machine.read()["enabled"] is True
+
+
+def test_generations_follow_each_other(box: Service, machine: Machine):
+    assert service.install(box, make, start=True).problem is None
+    assert _serves(box, machine, 1)
+    assert service.install(box, make, start=True).generation == 2
+    assert _serves(box, machine, 2)
+    assert service.rollback(box, None).generation == 1
+    assert _serves(box, machine, 1)
+    assert service.rollback(box, 2).generation == 2
+    assert _serves(box, machine, 2)
+    assert [(one.operation, one.generation, one.before) for one in box.store.history()] == [
+        ("install", 1, None), ("install", 2, 1), ("rollback", 1, 2), ("rollback", 2, 1)
+    ]  # fmt: skip
+    assert box.store.evidence(2) == '{"trial": 1}\n'
+
+
+def test_a_generation_is_never_written_again(box: Service):
+    service.install(box, make, start=True)
+    files = list(box.store.folder.glob("generations/0001/*"))
+    assert len(files) == 3
+    assert all(path.stat().st_mode & 0o222 == 0 for path in files)
+
+
+@pytest.mark.parametrize("how", ["does not start", "answers badly", "cannot be asked"])
+def test_one_that_does_not_serve_gives_way_to_the_one_before(box: Service, machine: Machine, how: str):
+    service.install(box, make, start=True)
+
+    def check(generation: Generation) -> Canary:
+        if how == "cannot be asked":
+            raise DeployError("the key cannot be read")
+        return Canary("the answer is empty", ()) if how == "answers badly" else Canary(None, ())
+
+    if how == "does not start":
+        machine.bad.add(_UNIT.format(2))
+    changed = service.install(
+        Service(box.store, machine, machine.units, check, lambda _: None), make, start=True
+    )
+    assert changed.generation == 1
+    said = {
+        "does not start": "out of memory",
+        "answers badly": "the answer is empty",
+        "cannot be asked": "cannot be read",
+    }
+    assert said[how] in str(changed.problem)
+    assert _serves(box, machine, 1)
+    last = box.store.history()[-1]
+    assert (last.generation, last.ok, said[how] in str(last.why)) == (2, False, True)
+    # What never served is not gone back to, and its number is not used again.
+    assert service.install(box, make, start=True).generation == 3
+    assert service.rollback(box, None).generation == 1
+
+
+def test_a_first_one_that_does_not_serve_leaves_nothing_running(box: Service, machine: Machine):
+    machine.bad.add(_UNIT.format(1))
+    assert service.install(box, make, start=True).generation is None
+    assert _state(box, machine) == (None, None, None)
+    with pytest.raises(DeployError, match="no generation that served"):
+        service.start(box)
+    service.uninstall(box)
+    assert not box.store.folder.parent.parent.exists()
+
+
+def test_written_down_only_it_leaves_alone_what_runs(box: Service, machine: Machine):
+    service.install(box, make, start=True)
+    service.install(box, make, start=False)
+    assert _state(box, machine) == (2, _UNIT.format(1), _UNIT.format(2))
+
+
+def test_uninstalled_nothing_is_left(box: Service, machine: Machine):
+    service.install(box, make, start=True)
+    service.uninstall(box)
+    assert _state(box, machine) == (None, None, None)
+    assert machine.read()["enabled"] is False
+    assert not box.store.folder.parent.parent.exists()
+    with pytest.raises(DeployError) as caught:
+        service.stop(box)
+    assert caught.value.exit_code is ExitCode.MISSING
+
+
+def test_a_unit_that_somebody_else_wrote_is_left_alone(box: Service, machine: Machine):
+    box.unit_path.write_text("[Service]\nExecStart=/bin/mine\n")
+    with pytest.raises(DeployError, match="no generation of this service has written it"):
+        service.install(box, make, start=True)
+    assert box.unit_path.read_text() == "[Service]\nExecStart=/bin/mine\n"
+    assert not box.store.folder.parent.parent.exists()
+
+
+def test_one_command_at_a_time(box: Service):
+    service.install(box, make, start=True)
+    with generations.locked(box.store, make=False), pytest.raises(DeployError, match="another command"):
+        service.stop(box)
+
+
+def _killed_after(box: Service, machine: Machine, steps: int, work: Callable[[], object]) -> bool:
+    """Run ``work`` in a process that is killed after so many steps; False when it came to its end before."""
+    pid = os.fork()
+    if pid == 0:
+        machine.steps = steps
+        for name in ("add", "begin", "switch", "end", "remove"):
+            _stepping(name, machine)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def _stepping(name: str, machine: Machine) -> None:
+    original = getattr(Store, name)
+
+    def stepped(*arguments: object) -> object:
+        machine.step()
+        done = original(*arguments)
+        machine.step()
+        return done
+
+    setattr(Store, name, stepped)
+
+
+@pytest.mark.parametrize("operation", ["install", "rollback", "first install", "uninstall"])
+def test_killed_at_any_step_the_next_command_mends(tmp_path: Path, operation: str):
+    for steps in range(100):
+        folder = tmp_path / f"{operation}-{steps}"
+        folder.mkdir()
+        machine = Machine(folder)
+        store = Store(folder / "root" / "services" / "box", "box")
+        box = Service(store, machine, machine.units, lambda _: Canary(None, ()), lambda _: None)
+        if operation != "first install":
+            service.install(box, make, start=True)
+        if operation == "rollback":
+            service.install(box, make, start=True)
+        killed = _killed_after(
+            box,
+            machine,
+            steps,
+            {
+                "rollback": lambda box=box: service.rollback(box, 1),
+                "uninstall": lambda box=box: service.uninstall(box),
+            }.get(operation, lambda box=box: service.install(box, make, start=True)),
+        )
+        try:
+            service.start(box)
+        except DeployError as error:
+            assert error.exit_code is ExitCode.MISSING
+        numbers = (1, 2) if operation in ("install", "rollback") else (1,)
+        served = any(_serves(box, machine, number) for number in numbers)
+        gone = _state(box, machine) == (None, None, None) and machine.read()["enabled"] is False
+        assert served or (gone and operation in ("first install", "uninstall")), steps
+        if store.folder.exists():
+            assert store.pending() is None
+            assert not list(store.folder.rglob(".*"))
+            assert service.install(box, make, start=True).problem is None
+        if not killed:
+            assert steps > 5
+            return
+    pytest.fail("it never came to its end")
+
+
+@pytest.mark.parametrize("harm", ["{", "", "[]", '{"schema_version": 1}', "\xff"])
+def test_a_damaged_record_is_named(box: Service, harm: str):
+    service.install(box, make, start=True)
+    path = box.store.folder / "generations" / "0001" / "generation.json"
+    path.chmod(0o644)
+    path.write_bytes(harm.encode("latin-1"))
+    with pytest.raises(DeployError, match=r"generation\.json is no record that this tool reads"):
+        box.store.generation(1)
