@@ -38,10 +38,12 @@ class Pattern:
     Attributes:
         words: pieces of plain text, in small letters and without digits; one of them stands in every line
             that it matches.
+        exact: the same with digits.
     """
 
     text: str
     words: tuple[str, ...]
+    exact: tuple[str, ...]
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
@@ -62,14 +64,15 @@ def parse_pattern(text: str) -> Pattern:
     """
     expanded = _expanded(text)
     try:
-        words = _required(expanded, text)
+        words = _required(expanded, text, digits=False)
+        exact = _required(expanded, text, digits=True)
     except (IndexError, ValueError) as error:
         raise (
             error if isinstance(error, PatternError) else PatternError(f"{text!r}: a bracket is open")
         ) from error
     if not words:
         raise PatternError(f"{text!r}: no plain text of {SHORTEST_WORDS} letters to look for first")
-    return Pattern(text, words)
+    return Pattern(text, words, exact or words)
 
 
 def _expanded(text: str) -> str:
@@ -80,28 +83,28 @@ def _expanded(text: str) -> str:
     )
 
 
-def _required(regex: str, shown: str) -> tuple[str, ...]:
+def _required(regex: str, shown: str, *, digits: bool) -> tuple[str, ...]:
     """Plain text that every match holds: one long piece, or one of a group's alternatives; else nothing."""
-    pieces, groups = _parts(regex, shown)
+    pieces, groups = _parts(regex, shown, digits=digits)
     longest = max(pieces, key=len, default="")
     if len(longest) >= _LONG_ENOUGH:
         return (longest,)
-    sets = [words for words in (_one_of(group, shown) for group in groups) if words]
+    sets = [words for words in (_one_of(group, shown, digits=digits) for group in groups) if words]
     sets += [(longest,)] if len(longest) >= SHORTEST_WORDS else []
     return max(sets, key=lambda words: min(map(len, words)), default=())
 
 
-def _one_of(group: str, shown: str) -> tuple[str, ...]:
+def _one_of(group: str, shown: str, *, digits: bool) -> tuple[str, ...]:
     found: list[str] = []
     for alternative in _alternatives(group):
-        words = _required(alternative, shown)
+        words = _required(alternative, shown, digits=digits)
         if not words:
             return ()
         found += words
     return tuple(found)
 
 
-def _parts(regex: str, shown: str) -> tuple[list[str], list[str]]:
+def _parts(regex: str, shown: str, *, digits: bool) -> tuple[list[str], list[str]]:
     """Runs of plain text outside groups, and the insides of groups that must match."""
     pieces, groups, run, at = [], [], "", 0
     while at < len(regex):
@@ -119,7 +122,7 @@ def _parts(regex: str, shown: str) -> tuple[list[str], list[str]]:
                 raise PatternError(f"{shown!r}: a repeated group can run away; write what it holds out")
             inner = _GROUP_HEAD.sub("", regex[at + 1 : at + step - 1], count=1)
             for alternative in _alternatives(inner):
-                _parts(alternative, shown)
+                _parts(alternative, shown, digits=digits)
             if after != "?" and not inner.startswith("?"):
                 groups.append(inner)
         elif letter in "*+":
@@ -131,7 +134,7 @@ def _parts(regex: str, shown: str) -> tuple[list[str], list[str]]:
             raise PatternError(f"{shown!r}: make each alternative a pattern of its own, or a group")
         elif letter not in ".^$":
             plain = letter
-        if plain and not plain.isdigit():
+        if plain and (digits or not plain.isdigit()):
             run += plain.lower()
         else:
             pieces.append(run)

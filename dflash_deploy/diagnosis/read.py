@@ -47,7 +47,8 @@ def diagnose(
         for block in blocks_of(log):
             scanner.feed(block)
     scanner.finish()
-    if exit_status:
+    # SGLang's main process ends itself by SIGKILL once a child has died: no news where that is logged.
+    if exit_status and not scanner.start.told_its_end:
         scanner.say(_words(exit_status))
     known = {
         name.replace("-", "_"): value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dflash_deploy.diagnosis import stage as stages
 from dflash_deploy.diagnosis.entry import Entry, read_value
@@ -16,8 +17,9 @@ from dflash_deploy.diagnosis.expression import Value
 from dflash_deploy.diagnosis.pattern import Pattern
 from dflash_deploy.diagnosis.stage import Stage
 from dflash_deploy.diagnosis.text import clean_lines
-from dflash_deploy.diagnosis.trace import Traceback, begin
+from dflash_deploy.diagnosis.trace import Traceback, alone, begin
 from dflash_deploy.engine.sglang.bootlog import BootLog
+from dflash_deploy.engine.sglang.logline import LogLine
 
 SEARCHED_CHARACTERS = 4096
 EXCERPT_BEFORE, EXCERPT_AFTER = 12, 8
@@ -27,15 +29,28 @@ _KINDS_KEPT = 200_000
 _LINES_KEPT = 5
 _ENOUGH = 200
 _STARTS_KEPT = 64
+_ECHO_OF_ARGUMENTS = "server_args="
+# What people wrote to the model, and it to them: no failure of the server, whatever it says.
+_SPOKEN = (b"Receive: obj=", b"Finish: obj=", b"Received request ")
 _ESCAPES = re.compile(rb"\x1b(?:\[[;?]{0,20}[@-~]|[@-Z\\-_])")
-_MARKS = (*stages.MARKS, "traceback (most recent", "launch_server", "sglang serve", "scheduled restart job")
+_MARKS = (
+    *stages.MARKS,
+    "traceback (most recent",
+    "launch_server",
+    "sglang serve",
+    "scheduled restart job",
+    "error: ",
+    "exception: ",
+)
 _ARGUMENT = re.compile(
     r"""['"]?\b(?P<name>[a-z]\w{2,60})['"]?\s?[=:]\s?"""
     r"""(?:'(?P<text>[^']{0,200})'|"(?P<quoted>[^"]{0,200})"|(?P<number>-?\d{1,12}(?:\.\d{1,9})?)\b|(?P<word>True|False))"""
 )
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]{2,60})(?:[= ](?P<value>[^\s'\"-][^\s'\"]{0,200}))?")
 
-_PIECE = re.compile(r"[a-z_]{4,}")
+_WORD = re.compile(rb"[a-z]{3,}")
+_PART = 3
+_MARK = -1
 
 _Held = tuple[int, int]
 """An entry's index, and which of its pattern lists: shown by, needed, or excluded by."""
@@ -55,6 +70,7 @@ class Seen:
     names: dict[str, Value]
     lines: list[tuple[int, str]]
     count: int = 1
+    last: int = 0
 
 
 @dataclass
@@ -72,6 +88,11 @@ class Start:
     ended: bool = False
     traces: list[Traceback] = field(default_factory=list)
 
+    @property
+    def told_its_end(self) -> bool:
+        """A process of it said that it ended, or why."""
+        return self.ended or any(trace.fatal for trace in self.traces)
+
     def figures(self) -> dict[str, Value]:
         """What the log told of this start, by the names that the catalogue uses."""
         record = self.boot.record()
@@ -88,6 +109,18 @@ class Start:
         return found
 
 
+class _Kind(NamedTuple):
+    """What lines of one kind may hold: patterns, and words (with digits) of which one stands in the line."""
+
+    patterns: tuple[int, ...]
+    words: tuple[bytes, ...]
+
+
+def _holds(raw: bytes, words: tuple[bytes, ...]) -> bool:
+    small = raw.lower()
+    return any(word in small for word in words)
+
+
 class Index:
     """The patterns of a catalogue, made ready to be looked for; one serves any number of logs."""
 
@@ -99,25 +132,44 @@ class Index:
             for which, patterns in enumerate((entry.patterns, entry.needs, entry.unless))
             for at, pattern in enumerate(patterns)
         ]
-        self.by_anchor = self._anchors()
+        self.by_key = self._keys()
 
-    def _anchors(self) -> Mapping[bytes, list[tuple[int, bytes]]]:
-        """Every pattern's words under one short piece of them, with few different pieces.
-
-        A line without any of the pieces needs no further look.
-        """
+    def _keys(self) -> Mapping[bytes, list[tuple[int, bytes]]]:
+        """Every pattern's words by a word, or an end of one, that a line with them must hold."""
         words = [(number, text) for number, (pattern, _, _) in enumerate(self.held) for text in pattern.words]
-        users: dict[str, set[int]] = {}
-        for at, (_, text) in enumerate(words):
-            for piece in set(_PIECE.findall(text)) or {text}:
-                users.setdefault(piece, set()).add(at)
+        words += [(_MARK, text) for text in _MARKS]
         found: dict[bytes, list[tuple[int, bytes]]] = {}
-        left = set(range(len(words)))
-        for piece in sorted(users, key=lambda piece: (-len(users[piece]), -len(piece), piece)):
-            if taken := users[piece] & left:
-                found[piece.encode()] = [(words[at][0], words[at][1].encode()) for at in sorted(taken)]
-                left -= taken
+        for number, text in words:
+            found.setdefault(_key(text.encode()), []).append((number, text.encode()))
         return found
+
+    def candidates(self, line: bytes) -> tuple[tuple[int, ...], bool]:
+        """Patterns that may match a line in small letters, and whether it may tell a stage."""
+        held: dict[int, None] = {}
+        for key in _keys_of(line) & self.by_key.keys():
+            for number, words in self.by_key[key]:
+                if words in line:
+                    held[number] = None
+        mark = _MARK in held
+        held.pop(_MARK, None)
+        return tuple(sorted(held)), mark
+
+
+def _key(words: bytes) -> bytes:
+    """The longest word within; else the end of the first word, or the beginning of the last."""
+    inner = [match[0] for match in _WORD.finditer(words) if match.start() > 0 and match.end() < len(words)]
+    if inner:
+        return max(inner, key=len)
+    first, last = next(_WORD.finditer(words)), list(_WORD.finditer(words))[-1]
+    if first.end() < len(words) and len(first[0]) >= len(last[0]):
+        return b"-" + first[0][-_PART:]
+    # One word alone is taken to begin a word of the line.
+    return last[0][:_PART] + b"-"
+
+
+def _keys_of(line: bytes) -> set[bytes]:
+    words = set(_WORD.findall(line))
+    return words | {word[:_PART] + b"-" for word in words} | {b"-" + word[-_PART:] for word in words}
 
 
 class Scanner:
@@ -130,9 +182,8 @@ class Scanner:
         self.excerpts: dict[int, list[tuple[int, str]]] = {}
         self.tail: list[tuple[int, str]] = []
         self._held = index.held
-        self._by_anchor = index.by_anchor
-        self._marks = tuple(words.encode() for words in _MARKS)
-        self._kinds: dict[bytes, tuple[int, ...] | None] = {}
+        self._index = index
+        self._kinds: dict[bytes, _Kind | None] = {}
         self._trace: Traceback | None = None
         self._block: Sequence[bytes] = ()
         self._before: Sequence[bytes] = ()
@@ -146,10 +197,12 @@ class Scanner:
             try:
                 held = kinds[kind]
             except KeyError:
-                held = self._classify(kind)
-            if held is None and self._trace is None:
-                continue
-            self._look(first + at + 1, at, raw, held or ())
+                held = self._classify(kind, raw)
+            if held is None:
+                if self._trace is not None:
+                    self._look(first + at + 1, at, raw, ())
+            elif self._trace is not None or not held.words or _holds(raw, held.words):
+                self._look(first + at + 1, at, raw, held.patterns)
         self.lines_read = first + len(lines)
 
     def finish(self) -> None:
@@ -166,48 +219,58 @@ class Scanner:
 
     def say(self, text: str) -> None:
         """Add a line of our own, such as the exit status."""
-        kind = text.encode()
-        self._look(0, -1, kind, self._classify(kind.translate(None, _DIGITS)) or ())
+        raw = text.encode()
+        held = self._classify(raw.translate(None, _DIGITS), raw)
+        if held is not None:
+            self._look(0, -1, raw, held.patterns)
 
     @property
     def start(self) -> Start:
         """The start that is being read."""
         return self.starts[-1]
 
-    def _classify(self, kind: bytes) -> tuple[int, ...] | None:
-        """Which patterns a kind of line may match; empty for one that is a mark only, None for none."""
-        small = (_ESCAPES.sub(b"", kind) if b"\x1b" in kind else kind).lower()
-        held: tuple[int, ...] | None = tuple(
-            dict.fromkeys(
-                number
-                for anchor, numbers in self._by_anchor.items()
-                if anchor in small
-                for number, words in numbers
-                if words in small
-            )
-        )
-        if not held and not any(mark in small for mark in self._marks):
-            held = None
+    def _classify(self, kind: bytes, raw: bytes) -> _Kind | None:
+        """What a line of this kind may hold; None for nothing that matters."""
+        found: _Kind | None = None
+        if not any(words in raw for words in _SPOKEN):
+            escaped = b"\x1b" in raw
+            limit = len(raw) if _ECHO_OF_ARGUMENTS.encode() in raw else SEARCHED_CHARACTERS
+            small = (_ESCAPES.sub(b"", raw) if escaped else raw)[:limit].lower()
+            patterns, mark = self._index.candidates(small)
+            if mark:
+                found = _Kind(patterns, ())
+            elif patterns:
+                exact = {words.encode() for number in patterns for words in self._held[number][0].exact}
+                fewest = tuple(words for words in exact if not any(w in words for w in exact if w != words))
+                found = _Kind(patterns, () if escaped else fewest)
         if len(self._kinds) < _KINDS_KEPT:
-            self._kinds[kind] = held
-        return held
+            self._kinds[kind] = found
+        return found
 
     def _look(self, number: int, at: int, raw: bytes, held: Iterable[int]) -> None:
         for line in clean_lines(raw):
             text = line.text
-            small = text[:SEARCHED_CHARACTERS]
+            echo = _ECHO_OF_ARGUMENTS in text
+            small = text if echo else text[:SEARCHED_CHARACTERS]
             if self._trace is not None and not self._trace.takes(number, line):
                 self._close_trace()
             if self._trace is None:
                 self._trace = begin(number, small)
-                if self._trace is not None:
-                    self.excerpts[number] = []
             elif self._trace.raised and self._trace.raised[-1].number == number:
-                self._keep_excerpt(number, at)
+                self._excerpt(self._trace, number, at)
             self._read_mark(number, text)
-            if not self._benign(held, number, small):
+            told = self._benign(held, number, small)
+            if not told:
                 for index in held:
-                    self._match(index, number, small)
+                    # What was asked for is no failure, whatever its names and values look like.
+                    if not (echo and self._shows_failure(index)):
+                        told |= self._match(index, number, small)
+            if not told and self._trace is None:
+                self._keep_loose(number, at, line)
+
+    def _shows_failure(self, index: int) -> bool:
+        entry_index, which = self._held[index][1]
+        return which == _SHOWS and self.entries[entry_index].severity == "error"
 
     def _benign(self, held: Iterable[int], number: int, text: str) -> bool:
         """The line looks bad and is not, so that no entry may take it for a failure."""
@@ -245,7 +308,15 @@ class Scanner:
             _add(seen, number, text, names)
             return True
         start.seen[entry_index] = Seen(
-            entry, number, text, match.end() - match.start(), standing, self._trace, names, [(number, text)]
+            entry,
+            number,
+            text,
+            match.end() - match.start(),
+            standing,
+            self._trace,
+            names,
+            [(number, text)],
+            last=number,
         )
         if entry.role == "symptom" and entry.severity == "error":
             start.ended = True
@@ -270,7 +341,7 @@ class Scanner:
         elif "scheduled restart job" in small:
             self.start.ended = True
         start = self.start
-        stage = stages.begins(small)
+        stage = stages.begins(small, start.stage)
         if stage is not None:
             start.boot.feed(text[:20_000])
             # A request for the same figure while it serves does not lead back into the start.
@@ -278,6 +349,15 @@ class Scanner:
                 start.stage = stage
             if stage is Stage.SERVING and start.ready_at is None:
                 start.ready_at = number
+
+    def _keep_loose(self, number: int, at: int, line: LogLine) -> None:
+        """An exception's line without its traceback, as people paste it."""
+        if self.start.traces or self.start.ready_at is not None:
+            return
+        trace = alone(number, line)
+        if trace is not None:
+            self.start.traces.append(trace)
+            self._excerpt(trace, number, at)
 
     def _begin_start(self, number: int) -> None:
         self._close_trace()
@@ -295,21 +375,22 @@ class Scanner:
             dropped = traces.pop(8)
             self.excerpts.pop(dropped.number, None)
 
-    def _keep_excerpt(self, number: int, at: int) -> None:
-        """The lines around an exception, for a failure that no entry knows."""
-        if self._trace is None or self.excerpts.get(self._trace.number) or at < 0:
+    def _excerpt(self, trace: Traceback, number: int, at: int) -> None:
+        """Keep the lines around an exception, for a failure that no entry knows."""
+        if trace.number in self.excerpts or at < 0:
             return
-        before = (
-            [*self._before[-EXCERPT_BEFORE:], *self._block[:at]] if at < EXCERPT_BEFORE else self._block[:at]
-        )
-        lines = [*before[-EXCERPT_BEFORE:], *self._block[at : at + EXCERPT_AFTER]]
-        first = number - min(len(before), EXCERPT_BEFORE)
-        self.excerpts[self._trace.number] = [(first + step, _shown(raw)) for step, raw in enumerate(lines)]
+        before = [*self._before[-EXCERPT_BEFORE:], *self._block[max(0, at - EXCERPT_BEFORE) : at]][
+            -EXCERPT_BEFORE:
+        ]
+        lines = [*before, *self._block[at : at + EXCERPT_AFTER]]
+        first = number - len(before)
+        self.excerpts[trace.number] = [(first + step, _shown(raw)) for step, raw in enumerate(lines)]
 
 
 def _add(seen: Seen, number: int, text: str, names: Mapping[str, Value]) -> None:
-    if seen.lines[-1][0] != number:
+    if seen.last != number:
         seen.count += 1
+        seen.last = number
         if len(seen.lines) < _LINES_KEPT and all(text != other for _, other in seen.lines):
             seen.lines.append((number, text))
     for name, value in names.items():

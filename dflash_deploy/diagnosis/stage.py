@@ -93,8 +93,8 @@ MARKS: tuple[str, ...] = (
 """Plain words, in small letters, of every line that tells a stage."""
 
 
-def begins(line: str) -> Stage | None:
-    """The stage that a line says begins."""
+def begins(line: str, standing: Stage = Stage.UNKNOWN) -> Stage | None:
+    """The stage that a line says begins, where the start stood in another."""
     small = line.lower()
     for words, stage in _BEGINS:
         if words in small:
@@ -102,7 +102,10 @@ def begins(line: str) -> Stage | None:
     capture = _CAPTURE_BEGINS.search(small)
     if capture is None:
         return None
-    label = capture["label"] or ""
+    label = capture["label"]
+    if label is None:
+        # A progress bar, of whatever is being captured.
+        return standing if standing in CAPTURES else Stage.DECODE_CAPTURE
     if "draft" in label:
         return Stage.DRAFT_CAPTURE
     if "verify" in label:

@@ -13,6 +13,7 @@ _AFTER_EXCEPTION = 30
 
 _FRAME = re.compile(r'^\s{0,12}File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9}), in (?P<name>\S{1,200})')
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?:: (?P<message>.{0,2000}))?$")
+_ERROR_NAME = re.compile(r"(?:Error|Exception|Exit|Failure|Timeout|Expired)$")
 _CHAIN = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
 _FATAL = re.compile(
     r"hit an exception|EngineCore (?:failed|encountered)|engine core initialization", re.IGNORECASE
@@ -80,3 +81,11 @@ def begin(number: int, text: str) -> Traceback | None:
     if "Traceback (most recent call last)" not in text:
         return None
     return Traceback(number, fatal=_FATAL.search(text) is not None)
+
+
+def alone(number: int, line: LogLine) -> Traceback | None:
+    """An exception's line that stands without a traceback, as one."""
+    match = None if line.dated else _EXCEPTION.match(line.text)
+    if match is None or match["message"] is None or not _ERROR_NAME.search(match["type"]):
+        return None
+    return Traceback(number, fatal=False, raised=[Raised(number, line.text, None)])

@@ -16,6 +16,8 @@ Confidence = Literal["high", "medium", "low"]
 
 UNKNOWN_FAILURE = "unknown-failure"
 _LAST = 1 << 60
+_TOLD_TO_END = frozenset({None, 0, -2, -15, 130, 143})
+"""Exit statuses that are no failure in themselves: SIGINT and SIGTERM among them."""
 _NEAR = 400
 """Lines apart that two messages can still be of one failure."""
 
@@ -247,7 +249,7 @@ def _unknown(
     if start.ready_at is not None:
         traces = [trace for trace in traces if trace.fatal and trace.number > start.ready_at]
     died = any(seen.entry.role == "symptom" and seen.entry.severity == "error" for seen in found)
-    if not traces and not (exit_status not in (None, 0) and not died):
+    if not traces and (exit_status in _TOLD_TO_END or died):
         return None
     trace = next((trace for trace in traces if trace.fatal), traces[-1] if traces else None)
     innermost = trace.innermost if trace else None
