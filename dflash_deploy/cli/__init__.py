@@ -16,10 +16,12 @@ from dflash_deploy.cli import (
     doctor,
     emit,
     env,
+    health,
     patch,
     plan,
     probe,
     profile,
+    service,
     status,
     tune,
 )
@@ -42,6 +44,8 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(patch.app, name="patch")
 app.command("tune")(tune.tune)
 app.command("emit")(emit.emit)
+app.add_typer(service.app, name="service")
+app.command("health")(health.health)
 app.command("status")(status.status)
 
 

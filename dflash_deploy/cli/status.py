@@ -64,7 +64,7 @@ def status(
             fix="name the service, or give --url",
             exit_code=ExitCode.USAGE,
         )
-    found = gather(_places(name, url, api_key_file), timeout_s=timeout_s)
+    found = gather(places_sought(name, url, api_key_file), timeout_s=timeout_s)
     if json:
         from json import dumps
 
@@ -90,7 +90,8 @@ def status(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _places(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:
+def places_sought(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:
+    """Where servers may be, from what a person named."""
     from dflash_deploy.watch import places
     from dflash_deploy.watch.units import read_units
 

@@ -6,12 +6,16 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from dflash_deploy.deploy.unit import UNIT_PREFIX
 
 _PATTERN = "dflash-sglang*.service"
 _SHOWN = "Id,LoadState,ActiveState,SubState,Result,MainPID,NRestarts,UnitFileState"
+_HEALTH_UNITS = f"{UNIT_PREFIX}health@"
+# As the unit's template calls it.
+_KEY_CREDENTIAL = "engine.yaml"
 _ASK_S = 5.0
 
 
@@ -49,6 +53,37 @@ def read_units() -> tuple[UnitState, ...]:
     return (*_of_manager("system"), *_of_manager("user"))
 
 
+def api_key_file(unit: UnitState) -> Path | None:
+    """The file that systemd hands the unit its API key from, None where it has none."""
+    shown = _systemctl(unit.manager, "show", "--property=LoadCredential", "--value", unit.name)
+    for line in shown.splitlines():
+        name, _, path = line.partition(":")
+        if name == _KEY_CREDENTIAL and path.startswith("/"):
+            return Path(path)
+    return None
+
+
+def restart(unit: UnitState) -> str | None:
+    """Have systemd restart it if it is still the process that was looked at; does not wait.
+
+    Returns:
+        why it was not restarted, or None.
+    """
+    now = next((one for one in _of_manager(unit.manager) if one.name == unit.name), None)
+    if now is None or now.active != "active" or now.main_pid != unit.main_pid:
+        return "it is not the process any more that was looked at"
+    command = ["systemctl", f"--{unit.manager}", "--no-block", "restart", unit.name]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(command)}: {error}"
+    if done.returncode:
+        return f"{' '.join(command)}: {done.stderr.decode(errors='replace').strip()[:500]}"
+    return None
+
+
 def read_unit(properties: Mapping[str, str], manager: Literal["system", "user"]) -> UnitState | None:
     """One unit from what ``systemctl show`` prints; None where it is not there."""
     name = properties.get("Id", "")
@@ -73,8 +108,14 @@ def _of_manager(manager: Literal["system", "user"]) -> tuple[UnitState, ...]:
         _systemctl(manager, "list-unit-files", "--no-legend", _PATTERN),
     )
     names = sorted({line.split()[0] for text in listed for line in text.splitlines() if line.split()})
-    # A template has no state of its own, only its instances have.
-    names = [name for name in names if name.startswith("dflash-sglang") and not name.endswith("@.service")]
+    # A template has no state of its own, only its instances have; those of the health check are no service.
+    names = [
+        name
+        for name in names
+        if name.startswith("dflash-sglang")
+        and not name.endswith("@.service")
+        and not name.startswith(_HEALTH_UNITS)
+    ]
     if not names:
         return ()
     shown = _systemctl(manager, "show", f"--property={_SHOWN}", *names)

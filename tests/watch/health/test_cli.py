@@ -1,0 +1,118 @@
+"""``dflash-deploy health`` as a monitoring system, a script or a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.watch.engine_server import HEALTHY, serving
+
+WELL = {**HEALTHY, "/generate": (200, b'{"meta_info": {"completion_tokens": 1}}')}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "health", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_a_server_that_is_well_gives_0_and_one_line_with_figures():
+    with serving(WELL) as engine:
+        done = run("--url", engine.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("DFLASH OK - ")
+    assert done.stdout.count("\n") == 1
+    assert "running_requests=3;" in done.stdout
+
+
+def test_a_dead_one_gives_2_and_says_what_is_dead():
+    with serving({**HEALTHY, "/health": (503, b"")}) as engine:
+        done = run("--url", engine.url, "--timeout", "4", "--layers")
+    assert done.returncode == 2
+    assert done.stdout.startswith("DFLASH CRITICAL - ")
+    assert "scheduler" in done.stdout
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+
+
+def test_nothing_that_listens_is_critical_where_an_address_was_given():
+    done = run("--url", "127.0.0.1:1")
+    assert done.returncode == 2
+    assert "nothing takes connections" in done.stdout
+
+
+def test_a_name_that_nothing_has_gives_3():
+    done = run("no-such-service")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith("DFLASH UNKNOWN - ")
+    assert run("no-such-service", "--json").returncode == 3
+
+
+def test_what_is_given_wrong_gives_3(tmp_path: Path):
+    assert run("--url", "ftp://x").returncode == 3
+    done = run("--url", "127.0.0.1:1", "--api-key-file", str(tmp_path / "absent"))
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: ")
+    assert run("--url", "127.0.0.1:1", "--act").returncode == 3
+
+
+def test_a_server_that_never_answers_anything_ends_in_time():
+    with serving({}) as engine:
+        done = run("--url", engine.url, "--timeout", "3", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == found["layers"][0].get("code", 2) == 2
+    assert found["verdict"] == "critical"
+    assert found["took_s"] < 60
+
+
+def test_wait_ends_as_soon_as_it_serves():
+    answers = {**WELL, "/generate": (503, b"")}
+
+    class Turning(dict[str, tuple[int, bytes]]):
+        asked = 0
+
+        def __getitem__(self, path: str) -> tuple[int, bytes]:
+            if path == "/generate":
+                self.asked += 1
+                if self.asked >= 2:
+                    return WELL["/generate"]
+            return super().__getitem__(path)
+
+    turning = Turning(answers)
+    with serving(turning) as engine:
+        done = run("--url", engine.url, "--wait", "90")
+    assert done.returncode == 0
+    assert turning.asked == 2
+
+
+def test_wait_gives_up():
+    with serving({**WELL, "/generate": (503, b"")}) as engine:
+        assert run("--url", engine.url, "--wait", "6").returncode == 2
+
+
+def test_prometheus_text_is_written_whole(tmp_path: Path):
+    file = tmp_path / "dflash.prom"
+    with serving(WELL) as engine:
+        done = run("--url", engine.url, "--prometheus", str(file))
+    assert done.returncode == 0
+    text = file.read_text()
+    assert f'dflash_health_verdict{{service="{engine.url}"}} 0\n' in text
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_key_is_sent_and_not_shown(tmp_path: Path):
+    key = tmp_path / "key.yaml"
+    key.write_text("api-key: sesame\n")
+    with serving(WELL) as engine:
+        done = run("--url", engine.url, "--api-key-file", str(key), "--json")
+        assert engine.keys == {"Bearer sesame"}
+    assert "sesame" not in done.stdout + done.stderr
