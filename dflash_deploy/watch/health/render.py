@@ -48,11 +48,10 @@ def people_sections(health: Health) -> tuple[Section, ...]:
     simulated = " (simulated)" if health.simulated else ""
     rows: list[tuple[str, str]] = []
     for layer in health.layers:
-        rows.append(
-            (layer.name, f"{layer.verdict.name.lower()}: {printable(layer.text, longest=_TEXT_LIMIT)}")
-        )
+        text = printable(layer.text, longest=_TEXT_LIMIT)
+        rows.append((printable(layer.name), f"{layer.verdict.name.lower()}: {text}"))
         if layer.fix and layer.verdict is not Verdict.OK:
-            rows.append(("", f"fix: {layer.fix}"))
+            rows.append(("", f"fix: {printable(layer.fix, longest=_TEXT_LIMIT)}"))
     title = (
         f"{printable(health.service)}: {health.verdict.name.lower()}{simulated}, after {health.took_s:.1f} s"
     )
@@ -80,7 +79,10 @@ def _layer_json(layer: Layer) -> dict[str, object]:
         "text": printable(layer.text, longest=_TEXT_LIMIT),
         "fix": layer.fix,
         "needed": layer.needed,
-        "figures": [asdict(figure) for figure in layer.figures],
+        "figures": [
+            {**asdict(figure), "value": figure.value if math.isfinite(figure.value) else None}
+            for figure in layer.figures
+        ],
     }
 
 

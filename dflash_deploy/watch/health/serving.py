@@ -205,7 +205,7 @@ def accept_layer(answers: Answers, expected: float | None) -> Layer:
     seen = now or answers.accept_length
     if not seen:
         return Layer(
-            "accept length", Verdict.UNKNOWN, "no figure: no speculation, no request yet, or no metrics"
+            "acceptance", Verdict.UNKNOWN, "no figure: no speculation, no request yet, or no metrics"
         )
     low, lost = (None, None) if expected is None else (0.7 * expected, max(1.0, 0.5 * expected))
     figure = (Figure("accept_length", seen, "tokens", low, lost),)
@@ -215,16 +215,16 @@ def accept_layer(answers: Answers, expected: float | None) -> Layer:
     if low is not None and lost is not None and expected is not None:
         text = f"{seen:.2f} tokens a step, {expected:.2f} expected"
         if seen < lost:
-            return Layer("accept length", Verdict.CRITICAL, f"collapsed: {text}", diagnose, figure)
+            return Layer("acceptance", Verdict.CRITICAL, f"collapsed: {text}", diagnose, figure)
         if seen < low:
-            return Layer("accept length", Verdict.WARNING, f"low: {text}", diagnose, figure)
-        return Layer("accept length", Verdict.OK, text, None, figure)
+            return Layer("acceptance", Verdict.WARNING, f"low: {text}", diagnose, figure)
+        return Layer("acceptance", Verdict.OK, text, None, figure)
     steps = figures.verify_calls_total if figures is not None else None
     if seen < 1.2 and steps is not None and steps >= 200:
         text = f"{seen:.2f} tokens a step: the draft's words are hardly ever taken"
-        return Layer("accept length", Verdict.WARNING, text, diagnose, figure)
+        return Layer("acceptance", Verdict.WARNING, text, diagnose, figure)
     return Layer(
-        "accept length", Verdict.OK, f"{seen:.2f} tokens a step, nothing to hold it against", None, figure
+        "acceptance", Verdict.OK, f"{seen:.2f} tokens a step, nothing to hold it against", None, figure
     )
 
 
