@@ -258,7 +258,7 @@ class Scanner:
                 self._trace = begin(number, small)
             elif self._trace.raised and self._trace.raised[-1].number == number:
                 self._excerpt(self._trace, number, at)
-            self._read_mark(number, text)
+            self._read_mark(number, text, dated=line.dated)
             told = self._benign(held, number, small)
             if not told:
                 for index in held:
@@ -328,7 +328,7 @@ class Scanner:
             standing = stages.told_by_frames(self._trace.frames) or standing
         return standing
 
-    def _read_mark(self, number: int, text: str) -> None:
+    def _read_mark(self, number: int, text: str, *, dated: bool) -> None:
         small = text[:SEARCHED_CHARACTERS].lower()
         if "server_args=" in small:
             if self.start.has_arguments or self.start.ended:
@@ -342,6 +342,9 @@ class Scanner:
             self.start.ended = True
         start = self.start
         stage = stages.begins(small, start.stage)
+        if stage is Stage.SERVING and "application startup" in small and (dated or start.has_arguments):
+            # In SGLang that is its web server alone; it serves once its warm-up is through.
+            stage = Stage.FIRST_REQUEST
         if stage is not None:
             start.boot.feed(text[:20_000])
             # A request for the same figure while it serves does not lead back into the start.

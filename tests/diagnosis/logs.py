@@ -65,6 +65,7 @@ BOOT: dict[str, tuple[str, ...]] = {
         "max_prefill_tokens=16384, "
         "max_running_requests=4, context_len=262144, available_gpu_mem=2.58 GB",
         "[2026-08-24 13:31:52] INFO:     Started server process [1234]",
+        "[2026-08-24 13:31:52] INFO:     Application startup complete.",
         "[2026-08-24 13:31:52] INFO:     Uvicorn running on http://127.0.0.1:30000 (Press CTRL+C to quit)",
         '[2026-08-24 13:31:52] INFO:     172.17.0.1:36124 - "GET /health HTTP/1.1" 503 Service Unavailable',
     ),

@@ -146,6 +146,23 @@ def test_flags_that_the_caller_knows_are_taken():
     assert dict(root.fix.flags) == {"cuda-graph-max-bs-decode": 2, "mem-fraction-static": 0.85}
 
 
+def test_the_web_server_alone_does_not_serve_yet():
+    root = diagnose([*logs.boot("first-request"), *logs.traceback(OOM, "serving")]).root
+    assert (root.id, root.severity) == ("oom-first-request", "error")
+    vllm = ["(APIServer pid=1) INFO:     Application startup complete.", *logs.traceback(OOM, "serving")]
+    assert diagnose(vllm).root.id == "oom-serving"
+
+
+def test_an_engine_core_of_vllm_that_fails_is_named():
+    prefix = "(EngineCore_DP0 pid=272) ERROR 08-20 12:00:00 [core.py:718] "
+    message = "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (939)"
+    lines = [prefix + line for line in ("EngineCore failed to start.", *logs.traceback(message, "sizing"))]
+    lines += ["(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."]
+    diagnosis = diagnose(lines)
+    assert ids(diagnosis) == ["vllm-state-blocks"]
+    assert diagnosis.root.confidence == "high"
+
+
 def test_what_people_write_to_the_model_is_no_failure():
     said = (
         "[2026-08-24 13:33:00] Receive: obj=GenerateReqInput(text='CUDA out of memory. Tried to allocate 5')"
