@@ -1,9 +1,9 @@
-"""``dflash-deploy emit``: the systemd unit of a study's best configuration."""
+"""``dflash-deploy emit``: a study's best configuration as a unit, a script, or for a container."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,17 @@ def emit(
     trial: Annotated[
         int | None, typer.Option("--trial", metavar="N", help="Take this trial instead of the best one.")
     ] = None,
+    form: Annotated[
+        Literal["systemd", "quadlet", "compose", "shell", "command"],
+        typer.Option(
+            "--format",
+            help="A systemd unit; a podman quadlet or a compose file, which need --image; a shell script; or "
+            "one command line.",
+        ),
+    ] = "systemd",
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Container image, for quadlet and compose.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -26,7 +37,7 @@ def emit(
             "-o",
             metavar="FILE",
             parser=given.path,
-            help="Write the unit there, or into that folder, instead of printing it.",
+            help="Write it there, or into that folder, instead of printing it.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -70,14 +81,14 @@ def emit(
         ),
     ] = None,
 ) -> None:
-    """Print or write the systemd unit of a tuned service.
+    """Print or write a tuned service as a systemd unit, or in another form.
 
     A unit is the file that makes systemd start a service and keep it running: here with the best
     configuration of a study, or with that of --trial. It starts the real engine, also when the study was
     simulated; a comment at its top says so then, and how it is installed.
     """
     from dflash_deploy.deploy import change, configuration
-    from dflash_deploy.deploy.unit import render_unit
+    from dflash_deploy.deploy.formats import render
 
     if output is None and (dry_run or force):
         raise DeployError(
@@ -102,12 +113,12 @@ def emit(
         user=user,
         seal=configuration.seal_if_there(interpreter),
     )
-    unit = render_unit(spec)
+    rendered = render(spec, form, image=image)
     if output is None:
         # As bytes: a unit is UTF-8 whatever the terminal's encoding is.
-        typer.echo(unit.encode(), nl=False)
+        typer.echo(rendered.text.encode(), nl=False)
         return
-    planned = change.change_of(output, unit, name_in_folder=spec.unit_name)
+    planned = change.change_of(output, rendered.text, name_in_folder=rendered.name)
     if dry_run:
         typer.echo(planned.diff(), nl=False)
         return

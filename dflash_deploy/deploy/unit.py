@@ -77,9 +77,9 @@ def render_unit(spec: UnitSpec) -> str:
         DeployError: something in ``spec`` cannot stand in a unit, would put a secret into it, or would open
             the engine to other machines without a key.
     """
-    _check(spec)
+    checked(spec)
     python, *arguments = spec.argv
-    return _template().render(
+    return template("dflash-sglang.service.j2").render(
         name=f"{UNIT_PREFIX}{spec.service}",
         system=spec.manager == "system",
         user=spec.user,
@@ -99,7 +99,12 @@ def render_unit(spec: UnitSpec) -> str:
     )
 
 
-def _check(spec: UnitSpec) -> None:
+def checked(spec: UnitSpec) -> UnitSpec:
+    """A service that is safe to run in whatever form.
+
+    Raises:
+        DeployError: its names are wrong, it would show a secret, or serve other machines without a key.
+    """
     if not _NAME.fullmatch(spec.service):
         raise _wrong(f"{spec.service!r} cannot name a service", "use a-z, 0-9 and '-', at most 63")
     if spec.user is not None and not _USER.fullmatch(spec.user):
@@ -116,6 +121,7 @@ def _check(spec: UnitSpec) -> None:
             f"the service would listen on {spec.host}, where other machines can use it without a key",
             "set service.api_key_file to a 0600 YAML file with the line `api-key: ...`, or host to 127.0.0.1",
         )
+    return spec
 
 
 def _is_loopback(host: str) -> bool:
@@ -131,7 +137,8 @@ def _wrong(message: str, fix: str) -> DeployError:
     return DeployError(message, fix=fix, exit_code=ExitCode.INVALID_INPUT)
 
 
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A shipped template of something that is no HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resource_dir("templates")),
         undefined=jinja2.StrictUndefined,
@@ -142,4 +149,4 @@ def _template() -> jinja2.Template:
     )
     environment.filters["comment"] = escape.comment
     environment.filters["setting_path"] = escape.setting_path
-    return environment.get_template("dflash-sglang.service.j2")
+    return environment.get_template(name)
