@@ -10,7 +10,7 @@ import typer
 
 from dflash_deploy.errors import ExitCode
 
-_SIMULATED_SPEED = 60.0
+_SIMULATED_SPEED = 100.0
 
 
 def tune(
@@ -50,7 +50,10 @@ def tune(
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option(help="Interpreter that SGLang is installed in; else the profile's engine.python."),
+        typer.Option(
+            help="Interpreter that SGLang is installed in; else the profile's engine.python, "
+            "else that of the environment chosen with `env use`."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address that the trials' servers listen on.")] = "127.0.0.1",
     port: Annotated[

@@ -87,7 +87,8 @@ def real_launcher(profile: Profile, python: Path | None, *, host: str, port: int
     if interpreter is None:
         raise DeployError(
             "no interpreter is given that SGLang is installed in",
-            fix="dflash-deploy tune … --python /path/to/venv/bin/python "
+            fix="dflash-deploy env create sglang-0.5.23, then dflash-deploy env use sglang-0.5.23; "
+            "or dflash-deploy tune … --python /path/to/venv/bin/python "
             "(or try without a GPU: dflash-deploy tune --simulate rtx-5090)",
             exit_code=ExitCode.MISSING,
         )

@@ -14,6 +14,7 @@ from dflash_deploy.machine.gpu import Gpu, read_gpus, vram_used_mib
 from dflash_deploy.profile.load import find, load_profile
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.server.ports import free_port, require_free
+from dflash_deploy.serving_env.current import default_python
 from dflash_deploy.tune.launching import (
     Launcher,
     Simulated,
@@ -35,7 +36,7 @@ class Place:
     """Where servers are launched.
 
     Attributes:
-        python: interpreter of the engine, None for the profile's own.
+        python: interpreter of the engine, None for the profile's own or that of the chosen environment.
         port: None for a free one each time.
     """
 
@@ -86,7 +87,8 @@ def open_new(
         card: str | None = load_card(simulate).id
         rig = _simulated_rig(profile, Simulated(simulate, seed, time_scale), place)
     else:
-        python = place.python.expanduser().absolute() if place.python else profile.engine.python
+        python = place.python.expanduser().absolute() if place.python else None
+        python = python or profile.engine.python or default_python()
         profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"python": python})})
         rig = _real_rig(profile, place)
         card = _card_here(profile)
