@@ -115,8 +115,7 @@ def answer(asked: Asked) -> Answer:
     budget = plan(question)
     correction = None if record is None else Correction(record, plan(prior))
     if asked.keep and calibrated is not None:
-        _require_news(calibrated, asked.from_log)
-        calibration.keep(subject, calibrated)
+        _keep(subject, calibrated, record, asked.from_log)
     advice = advice_on(question, budget, configuration, card)
     budget = with_refusals(budget, advice, configuration)
     speed, alone = _speeds(question, card, budget, configuration)
@@ -174,8 +173,12 @@ def _learnt(question: Question, observed: BootRecord, free_mib: float | None) ->
     return calibrate(question, observed)
 
 
-def _require_news(calibrated: Calibrated, log: Path | None) -> None:
-    if not calibrated.learnt:
+def _keep(
+    subject: Subject, calibrated: Calibrated, earlier: CalibrationRecord | None, log: Path | None
+) -> None:
+    if calibrated.learnt:
+        calibration.keep(subject, calibrated)
+    elif earlier is None:
         raise DeployError(
             f"{log}: this log teaches nothing that later plans could be corrected by",
             fix="give the log of a start that came at least as far as loading the model",

@@ -276,9 +276,9 @@ class _Page:
 
     def _calibration(self, answer: Answer, calibrated: Calibrated) -> Iterator[str]:
         if not calibrated.learnt:
-            yield from self.row(
-                "calibration", "this log teaches nothing that later plans could be corrected by"
-            )
+            agrees = "this log agrees with what is kept"
+            nothing = "this log teaches nothing that later plans could be corrected by"
+            yield from self.row("calibration", agrees if answer.correction else nothing)
             return
         learnt = ", ".join(name.replace("_", " ") for name in calibrated.learnt)
         text = f"the log teaches {learnt}"

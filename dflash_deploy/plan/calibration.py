@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from dflash_deploy.plan.cells import cells_of, projection_bytes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dflash_deploy.plan.settings import Settings
 
 _MIB = 1 << 20
+_FACTOR_TERMS = frozenset({"graphs", "prefill_graphs"})
 _FACTORS = (0.1, 10.0)
 """A factor beyond these is a log of something else."""
 
@@ -31,7 +33,7 @@ class Calibrated:
         before_mib: predicted free memory when ready less what was logged, with the terms as they were; None
             where the log does not tell it.
         after_mib: the same with the corrected terms.
-        learnt: which terms the log corrected.
+        learnt: which terms the log corrected, by more than it rounds.
     """
 
     terms: Terms
@@ -60,10 +62,29 @@ def calibrate(question: Question, record: BootRecord, *, used_mib: float | None 
         missing = used_mib - plan(replace(question, terms=corrected)).predicted_peak_mib
         corrected = replace(corrected, kernels=max(corrected.kernels + missing, 0.0))
     after = plan(replace(question, terms=corrected))
+    known = _spelled(terms, question)
     learnt = tuple(
-        name for name in Terms.__dataclass_fields__ if getattr(terms, name) != getattr(corrected, name)
+        name
+        for name, value in asdict(_spelled(corrected, question)).items()
+        if _differ(getattr(known, name), value, 0.0 if name in _FACTOR_TERMS else 1.0)
     )
     return Calibrated(corrected, _error_mib(before, record), _error_mib(after, record), learnt)
+
+
+def _spelled(terms: Terms, question: Question) -> Terms:
+    """With the sizes that model cards give where no log has given any."""
+    draft_gib = question.draft.loaded_gib if question.draft else 0.0
+    target, draft = terms.target_weights, terms.draft_weights
+    return replace(
+        terms,
+        target_weights=question.target.loaded_gib * 1024 if target is None else target,
+        draft_weights=draft_gib * 1024 if draft is None else draft,
+    )
+
+
+def _differ(before: float, after: float, rounding: float) -> bool:
+    """By more than a log rounds."""
+    return not math.isclose(before, after, rel_tol=0.01, abs_tol=rounding)
 
 
 def _error_mib(budget: Budget, record: BootRecord) -> float | None:
