@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dflash_deploy.diagnosis.pattern import PatternError, parse_pattern
 from dflash_deploy.diagnosis.scan import Index
 from dflash_deploy.diagnosis.selftest import failures
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.resources import resource_dir
 
 from . import logs
 
@@ -44,6 +46,13 @@ def test_the_page_of_failures_is_the_catalogue():
     assert written.read_text() == page(load_catalogue()), (
         "python -m dflash_deploy.diagnosis.page > docs/failures.md"
     )
+
+
+def test_patches_that_a_fix_names_are_there():
+    texts = " ".join(rule.text.text for entry in load_catalogue() for rule in entry.fixes)
+    named = set(re.findall(r"dflash-deploy patch apply ([\w-]+)", texts))
+    assert named
+    assert named <= {path.name for path in resource_dir("patches").iterdir()}
 
 
 def test_an_entry_is_added_without_code(tmp_path):
