@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +13,11 @@ from dflash_deploy.cli import given
 from dflash_deploy.errors import DeployError, ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dflash_deploy.profile.schema import Profile
     from dflash_deploy.watch.places import Place
+    from dflash_deploy.watch.status import Status
 
 _DEFAULT_URL = "http://127.0.0.1:30000"
 _NOTHING = "No server is found here: no unit of this tool, no trial that runs, nothing on port 30000."
@@ -47,11 +51,24 @@ def status(
         float,
         typer.Option("--timeout", metavar="S", min=0.5, max=600, help="Longest wait for a server's answer."),
     ] = 5.0,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C (see --every).")
+    ] = False,
+    every_s: Annotated[
+        float, typer.Option("--every", metavar="S", min=0.5, max=3600, help="With --watch: so often.")
+    ] = 2.0,
+    times: Annotated[
+        int | None, typer.Option("--times", metavar="N", min=1, help="With --watch: end after so many.")
+    ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead (docs/json.md lists its keys).")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object instead, with --watch one a line (docs/json.md lists its keys).",
+        ),
     ] = False,
 ) -> None:
-    """Show what serves here: health, model, limits, load, VRAM.
+    """Show what serves here: health, model, limits, load, VRAM and what it is used for, heat, warnings.
 
     Exits with 0 when one is healthy, with 1 when some are found and none is, with 4 when none is found.
     """
@@ -64,6 +81,15 @@ def status(
             fix="name the service, or give --url",
             exit_code=ExitCode.USAGE,
         )
+    if watch:
+        _watch(
+            lambda: gather(places_sought(name, url, api_key_file), timeout_s=timeout_s),
+            name,
+            every_s,
+            times,
+            json,
+        )
+        return
     found = gather(places_sought(name, url, api_key_file), timeout_s=timeout_s)
     if json:
         from json import dumps
@@ -72,13 +98,12 @@ def status(
     else:
         from rich.console import Console
 
-        from dflash_deploy.machine.text import printable
         from dflash_deploy.machine.view import plain_lines, print_tables
 
         blocks = sections(found)
         console = Console()
         if not found.servers:
-            typer.echo(_NOTHING if name is None else _NOTHING_SO_CALLED.format(printable(name)))
+            typer.echo(_nothing(name))
             typer.echo()
         if console.is_terminal:
             print_tables(blocks, console)
@@ -88,6 +113,59 @@ def status(
         raise typer.Exit(ExitCode.MISSING)
     if not found.healthy:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _watch(
+    look: Callable[[], Status], name: str | None, every_s: float, times: int | None, as_lines_of_json: bool
+) -> None:
+    """Look again and again: one screen on a terminal, one block (or line of JSON) after another in a pipe."""
+    import time
+    from contextlib import nullcontext, suppress
+    from itertools import count, islice
+    from json import dumps
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from dflash_deploy.watch.view import as_json
+
+    console = Console()
+    live = console.is_terminal and not as_lines_of_json
+    screen = (
+        Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") if live else nullcontext()
+    )
+    # Ctrl-C is how a person ends it: no failure.
+    with suppress(KeyboardInterrupt), screen as shown:
+        due = time.monotonic()
+        for number in islice(count(), times):
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = time.monotonic() + every_s
+            found = look()
+            if as_lines_of_json:
+                typer.echo(dumps(as_json(found)))
+            elif shown is not None:
+                shown.update(Text(_block(found, name, console.width)), refresh=True)
+            else:
+                typer.echo(("\n" if number else "") + _block(found, name, 80))
+            sys.stdout.flush()
+
+
+def _block(found: Status, name: str | None, width: int) -> str:
+    from datetime import datetime
+
+    from dflash_deploy.machine.view import plain_lines
+    from dflash_deploy.watch.view import sections
+
+    nothing = [] if found.servers else [_nothing(name), ""]
+    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return "\n".join([now, *nothing, *plain_lines(sections(found), width=max(40, width))])
+
+
+def _nothing(name: str | None) -> str:
+    from dflash_deploy.machine.text import printable
+
+    return _NOTHING if name is None else _NOTHING_SO_CALLED.format(printable(name))
 
 
 def places_sought(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:

@@ -18,6 +18,11 @@ _REASONS = {
     0x200: "board limit",
     0x400: "reliability limit",
 }
+HELD_BACK = frozenset(
+    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
+)
+"""Reasons that heat or the power supply gives; a software power cap is what a busy card lives with."""
+
 _ALL_BITS = (1 << 64) - 1
 
 

@@ -6,16 +6,23 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Literal
 from urllib.parse import urlsplit
 
 import psutil
 
+from dflash_deploy.deploy.generations import Store, root_of
+from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.sglang import http, metrics
+from dflash_deploy.engine.sglang.bootlog import read_boot_log
+from dflash_deploy.errors import DeployError
+from dflash_deploy.machine.clocks import HELD_BACK
 from dflash_deploy.machine.gpu import GpuReading, read_gpus
 from dflash_deploy.watch.bounded import within
+from dflash_deploy.watch.journal import unit_log
+from dflash_deploy.watch.memory import Part, split
 from dflash_deploy.watch.places import Place
 
 Health = Literal["healthy", "starting", "unhealthy", "stopped"]
@@ -23,6 +30,8 @@ Health = Literal["healthy", "starting", "unhealthy", "stopped"]
 unhealthy: it should answer and does not. stopped: a unit whose process does not run."""
 
 _CONNECT_S = 1.0
+_FULL = 0.97
+_LITTLE_VRAM_MIB = 300
 _GPU_S = 10.0
 
 
@@ -65,6 +74,14 @@ class Vram:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """Something amiss, and the command that helps."""
+
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True)
 class ServerStatus:
     """One server. ``simulated`` holds for every figure of it.
 
@@ -72,6 +89,11 @@ class ServerStatus:
         problem: what is wrong, or None.
         fix: the command that helps, or None.
         vram: by card that it has memory of; empty where that cannot be told.
+        memory: what that memory is used for; empty where that cannot be told.
+        uptime_s: since its main process began.
+        generation: number of the installed generation that it runs from, None where it is none.
+        expected_mib: what the card held at most when that generation's configuration was measured.
+        warnings: what is amiss though it serves, each with what helps.
     """
 
     place: Place
@@ -85,6 +107,11 @@ class ServerStatus:
     limits: Limits | None = None
     load: Load | None = None
     vram: tuple[Vram, ...] = ()
+    memory: tuple[Part, ...] = ()
+    uptime_s: float | None = None
+    generation: int | None = None
+    expected_mib: int | None = None
+    warnings: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +147,7 @@ def gather(places: Sequence[Place], *, timeout_s: float) -> Status:
         answer or _silent(place, f"no answer within {timeout_s:g} s")
         for place, answer in zip(places, answers, strict=True)
     ]
+    servers = [_from_generation(server) for server in servers]
     return Status(tuple(one for one in servers if one.health != "stopped" or one.place.unit), gpus)
 
 
@@ -137,6 +165,10 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
         place.base_url, "/metrics", timeout_s=deadline - time.monotonic(), api_key=place.api_key
     )
     simulator = info.simulator if info else None
+    vram = (_simulated_vram(simulator),) if simulator else _vram(pid, gpus)
+    load = _load(info, metrics.parse(text) if text else None)
+    boot = _boot_record(place, deadline - time.monotonic())
+    others_mib = None if simulator or len(vram) != 1 else _others_mib(vram[0], gpus)
     return ServerStatus(
         place,
         health="healthy" if healthy else "starting",
@@ -147,9 +179,105 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
         version=info.version if info else None,
         simulated=simulator is not None,
         limits=Limits(info.max_running_requests, info.kv_tokens, info.context_tokens) if info else None,
-        load=_load(info, metrics.parse(text) if text else None),
-        vram=(_simulated_vram(simulator),) if simulator else _vram(pid, gpus),
+        load=load,
+        vram=vram,
+        memory=split(
+            info.memory if info else None,
+            boot,
+            used_mib=vram[0].used_mib if len(vram) == 1 else None,
+            others_mib=others_mib,
+        ),
+        uptime_s=_uptime_s(pid),
+        warnings=_warnings(place, load, vram, boot, gpus),
     )
+
+
+def _uptime_s(pid: int | None) -> float | None:
+    if pid is None:
+        return None
+    with suppress(psutil.Error):
+        return max(0.0, time.time() - psutil.Process(pid).create_time())
+    return None
+
+
+def _boot_record(place: Place, timeout_s: float) -> BootRecord | None:
+    if place.unit is None or place.unit.main_pid is None or timeout_s <= 0:
+        return None
+    (record,) = within(timeout_s, [partial(_logged_boot, place.unit.name, place.unit.main_pid)])
+    return record
+
+
+@lru_cache(maxsize=16)
+def _logged_boot(unit: str, pid: int) -> BootRecord | None:  # noqa: ARG001 - another process, another start
+    """What the start of this process logged; read once, for a start is logged once."""
+    try:
+        with unit_log(unit) as stream:
+            return read_boot_log(line.decode(errors="replace") for line in stream)
+    except (DeployError, OSError):
+        return None
+
+
+def _from_generation(server: ServerStatus) -> ServerStatus:
+    """Add what is recorded of the generation that the unit was installed from."""
+    unit = server.place.unit
+    if unit is None:
+        return server
+    with suppress(DeployError, OSError):
+        store = Store(root_of(unit.manager) / unit.service, unit.service)
+        number = store.current()
+        if number is not None:
+            expected_mib = store.generation(number).vram_expected_mib
+            return replace(server, generation=number, expected_mib=expected_mib)
+    return server
+
+
+def _warnings(
+    place: Place, load: Load | None, vram: Sequence[Vram], boot: BootRecord | None, gpus: GpuReading
+) -> tuple[Warned, ...]:
+    diagnose = f"dflash-deploy diagnose --unit {place.unit.name if place.unit else 'UNIT'}"
+    found = [Warned(f"{lost.id}: {lost.text}", diagnose) for lost in (boot.degradations if boot else ())]
+    if load is not None and load.kv_usage is not None and load.kv_usage > _FULL:
+        found.append(
+            Warned(
+                f"the KV pool is {load.kv_usage:.0%} full: requests wait or begin anew",
+                "fewer users or shorter contexts; dflash-deploy tune for a larger pool",
+            )
+        )
+    if load is not None and load.queued and load.running is not None:
+        found.append(
+            Warned(
+                f"{load.queued} requests wait behind {load.running}",
+                "dflash-deploy tune with more users, if that goes on",
+            )
+        )
+    for one in vram:
+        if one.used_mib is not None and one.total_mib is not None:
+            free_mib = one.total_mib - one.used_mib
+            if free_mib < _LITTLE_VRAM_MIB:
+                found.append(
+                    Warned(
+                        f"only {max(0, free_mib):,} MiB of VRAM are free",
+                        "dflash-deploy probe (who holds it)",
+                    )
+                )
+    cards = {one.gpu for one in vram}
+    for gpu in gpus.readable:
+        held = [reason for reason in gpu.clock_reasons or () if reason in HELD_BACK]
+        if gpu.index in cards and held:
+            found.append(
+                Warned(f"GPU {gpu.index} is slowed down: {', '.join(held)}", "nvidia-smi -q -d PERFORMANCE")
+            )
+    return tuple(found)
+
+
+def _others_mib(vram: Vram, gpus: GpuReading) -> int | None:
+    """What other processes hold of this card."""
+    card = next((gpu for gpu in gpus.readable if gpu.index == vram.gpu), None)
+    if card is None or vram.ours_mib is None or card.processes is None:
+        return None
+    held = [process.vram_mib for process in card.processes]
+    known = [mib for mib in held if mib is not None]
+    return sum(known) - vram.ours_mib if len(known) == len(held) else None
 
 
 def _not_listening(place: Place) -> ServerStatus:

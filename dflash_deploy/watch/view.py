@@ -24,6 +24,11 @@ def as_json(status: Status) -> dict[str, object]:
                 "name": gpu.name,
                 "memory_used_mib": gpu.memory_used_mib,
                 "memory_total_mib": gpu.memory_total_mib,
+                "temperature_c": gpu.temperature_c,
+                "power_draw_w": gpu.power_draw_w,
+                "power_limit_w": gpu.power_limit_w,
+                "clock_sm_mhz": gpu.clock_sm_mhz,
+                "clock_reasons": gpu.clock_reasons,
                 "failed": gpu.failed,
             }
             for gpu in status.gpus.gpus
@@ -56,6 +61,11 @@ def _server_json(server: ServerStatus) -> dict[str, object]:
         "limits": None if server.limits is None else asdict(server.limits),
         "load": None if server.load is None else asdict(server.load),
         "vram": [asdict(vram) for vram in server.vram],
+        "memory": [asdict(part) for part in server.memory],
+        "uptime_s": None if server.uptime_s is None else round(server.uptime_s, 1),
+        "generation": server.generation,
+        "expected_mib": server.expected_mib,
+        "warnings": [asdict(warned) for warned in server.warnings],
     }
 
 
@@ -82,6 +92,10 @@ def _server_section(server: ServerStatus) -> Section:
                 f"{unit.restarts} restarts by itself, started {starts}",
             )
         )
+    if server.generation is not None:
+        rows.append(("generation", str(server.generation)))
+    if server.uptime_s is not None:
+        rows.append(("up for", _duration(server.uptime_s)))
     if server.model or server.version:
         model = printable(server.model or "model unknown", longest=200)
         rows.append(("model", f"{model}, SGLang {printable(server.version or 'of unknown version')}"))
@@ -92,6 +106,14 @@ def _server_section(server: ServerStatus) -> Section:
     elif server.health == "healthy":
         rows.append(("load", "unknown: its metrics are off (--enable-metrics)"))
     rows += [("VRAM", f"{_vram(vram)} ({kind})") for vram in server.vram]
+    if server.memory:
+        parts = ", ".join(f"{part.name} {part.mib:,}" for part in server.memory)
+        rows.append(("used for", f"{parts} MiB ({kind})"))
+    if server.expected_mib is not None:
+        rows.append(("planned", f"{server.expected_mib:,} MiB at most (measured when it was tuned)"))
+    for warned in server.warnings:
+        rows.append(("warning", printable(warned.text, longest=300)))
+        rows.append(("fix", warned.fix))
     what = " (simulated)" if server.simulated else ""
     return Section(f"{printable(place.name)}: {server.health}{what}", tuple(rows))
 
@@ -142,8 +164,32 @@ def _gpu(gpu: Gpu) -> str:
     if gpu.failed:
         return f"{name}: {gpu.failed}"
     if gpu.memory_total_mib is None:
-        return f"{name}: tells no memory of its own"
-    return f"{name}: {_figure(gpu.memory_used_mib)} of {_figure(gpu.memory_total_mib)} MiB in use"
+        return ", ".join(part for part in (f"{name}: tells no memory of its own", _physics(gpu)) if part)
+    memory = f"{_figure(gpu.memory_used_mib)} of {_figure(gpu.memory_total_mib)} MiB in use"
+    return ", ".join(part for part in (f"{name}: {memory}", _physics(gpu)) if part)
+
+
+def _physics(gpu: Gpu) -> str:
+    """Power, heat, clock and what holds it back, as far as the driver tells."""
+    parts = []
+    if gpu.power_draw_w is not None:
+        limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
+        parts.append(f"{gpu.power_draw_w:.0f}{limit} W")
+    if gpu.temperature_c is not None:
+        parts.append(f"{gpu.temperature_c} °C")
+    if gpu.clock_sm_mhz is not None:
+        parts.append(f"SM {gpu.clock_sm_mhz} MHz")
+    if gpu.clock_reasons:
+        parts.append(f"clocks held by {', '.join(gpu.clock_reasons)}")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes = int(seconds) // 60
+    days, hours = minutes // 1440, minutes // 60 % 24
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"
 
 
 def _figure(value: int | None) -> str:

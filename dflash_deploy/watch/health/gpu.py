@@ -9,19 +9,12 @@ from dataclasses import dataclass
 import pynvml
 
 from dflash_deploy.machine import nvml
+from dflash_deploy.machine.clocks import HELD_BACK
 from dflash_deploy.machine.gpu import Gpu, GpuReading
 from dflash_deploy.watch.health.kernel_log import Xid
 from dflash_deploy.watch.health.verdict import Figure, Layer, Verdict
 
 _HOT_C = 90
-_HELD_BACK = frozenset(
-    {
-        "hardware slowdown",
-        "software thermal slowdown",
-        "hardware thermal slowdown",
-        "hardware power brake",
-    }
-)
 _KERNEL_LOG = "sudo dmesg | grep -iE 'NVRM|Xid'"
 # Numbers of NVIDIA's Xid catalogue after which the card needs a person (or a reset), not only the process.
 _GRAVE = {
@@ -162,7 +155,7 @@ def throttle_layer(gpus: Sequence[Gpu]) -> Layer:
     bad: list[str] = []
     figures: list[Figure] = []
     for gpu in gpus:
-        held = [reason for reason in gpu.clock_reasons or () if reason in _HELD_BACK]
+        held = [reason for reason in gpu.clock_reasons or () if reason in HELD_BACK]
         if held:
             bad.append(f"GPU {gpu.index}: {', '.join(held)}")
         if gpu.temperature_c is not None:
