@@ -135,6 +135,9 @@ def install(
         _generation, unit, _evidence = made.make(number)
         _show_install(service, number, unit, start=start)
         return
+    Systemd(manager).require()
+    if manager == "user" and not _lingers():
+        _tell("note: it runs while you are logged in; to have it from boot on: loginctl enable-linger")
     _report(services.install(service, made.make, start=start), service, json=json)
 
 
@@ -207,7 +210,7 @@ def start(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json
     """Start a service and wait until its model answers."""
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system))
+    service = _existing(name, _manager(system), asked=not dry_run)
     if dry_run:
         _would(service, "start it, and wait until the model answers")
         return
@@ -219,7 +222,7 @@ def stop(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json:
     """Stop a service, and see that its processes, its port and its memory are gone."""
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system))
+    service = _existing(name, _manager(system), asked=not dry_run)
     if dry_run:
         _would(service, "stop it, and see that its processes, port and memory are gone")
         return
@@ -239,7 +242,7 @@ def restart(name: _Name, *, system: _System = True, dry_run: _DryRun = False, js
     """Stop a service, see that all is free, start it, and wait until its model answers."""
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system))
+    service = _existing(name, _manager(system), asked=not dry_run)
     if dry_run:
         _would(service, "stop it", "start it, and wait until the model answers")
         return
@@ -261,7 +264,7 @@ def rollback(
     """Go back to another generation; it is started and asked, as when it was installed."""
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system))
+    service = _existing(name, _manager(system), asked=not dry_run)
     if dry_run:
         target = services.rollback_target(service.store, number)
         _show_install(service, target, service.store.unit_text(target), start=True)
@@ -277,7 +280,7 @@ def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) 
     """
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system))
+    service = _existing(name, _manager(system), asked=not dry_run)
     if dry_run:
         _would(service, "stop it", f"remove {service.unit_path}", f"remove {service.store.folder}")
         return
@@ -293,6 +296,15 @@ def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) 
 
 def _manager(system: bool) -> Manager:
     return "system" if system else "user"
+
+
+def _lingers() -> bool:
+    from getpass import getuser
+
+    try:
+        return (Path("/var/lib/systemd/linger") / getuser()).exists()
+    except (OSError, KeyError):
+        return True
 
 
 def _tell(line: str) -> None:
@@ -314,8 +326,12 @@ def _store(name: str, manager: Manager) -> Store:
     return Store(folder, name)
 
 
-def _existing(name: str, manager: Manager) -> Service:
+def _existing(name: str, manager: Manager, *, asked: bool) -> Service:
+    from dflash_deploy.deploy.systemctl import Systemd
+
     _store(name, manager)
+    if asked:
+        Systemd(manager).require()
     return _service(name, manager)
 
 

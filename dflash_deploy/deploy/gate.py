@@ -75,7 +75,7 @@ try:
 except OSError:
     sys.exit(0)
 count = ctypes.c_uint()
-if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+if nvml.nvmlInitWithFlags(0) or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
     sys.exit(0)
 named = [one for one in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if one]
 if not all(one.startswith('GPU-') for one in named) and os.environ.get('CUDA_DEVICE_ORDER') != 'PCI_BUS_ID':

@@ -28,6 +28,24 @@ class Systemd:
         found = re.match(rb"systemd (\d+)", self._run(["--version"], _ASK_S).stdout)
         return int(found[1]) if found else None
 
+    def require(self) -> None:
+        """See that it can be asked, before anything is changed.
+
+        Raises:
+            DeployError: it cannot.
+        """
+        done = self._run(["show", "--property=Version"], _ASK_S)
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+            mine = self.manager == "user"
+            raise DeployError(
+                f"the {'user' if mine else 'machine'}'s systemd cannot be asked: {said}",
+                fix="log in as that user (not by su or sudo), or: loginctl enable-linger"
+                if mine
+                else "run it on a machine that systemd runs; elsewhere: dflash-deploy emit --format shell",
+                exit_code=ExitCode.UNAVAILABLE,
+            )
+
     def reload(self) -> None:
         """Read units again.
 

@@ -16,6 +16,7 @@ import pytest
 
 from dflash_deploy.deploy import gate
 from dflash_deploy.deploy.seal import Seal, SealedFile
+from tests.machine.nvml_stub import NOT_SUPPORTED, StubCard, build_stub, stub_env
 
 from . import systemd_syntax as systemd
 
@@ -120,6 +121,46 @@ def test_a_changed_environment_may_not_start(sealed: Seal, harm: str, said: str)
     assert said in done.stderr
     assert "dflash-deploy service install" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_stub(tmp_path_factory.mktemp("nvml"))
+
+
+def _wait_for(driver: Path, *cards: StubCard, free_mib: int, bound_s: int, wanted_cards: int = 1, **env: str):
+    value = gate.vram_wait(sys.executable, free_mib, bound_s=bound_s, cards=wanted_cards)
+    return _run(value, **stub_env(driver, *cards), **env)
+
+
+def test_memory_that_comes_back_is_waited_for(driver: Path):
+    card = StubCard(used_mib=(30_000, 30_000, 2))
+    done = _wait_for(driver, card, free_mib=30_000, bound_s=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_memory_that_does_not_come_back_is_told(driver: Path):
+    done = _wait_for(driver, StubCard(used_mib=30_000), free_mib=30_000, bound_s=1)
+    assert done.returncode == 1
+    assert "MiB of VRAM are free, 30000 are needed" in done.stderr
+
+
+def test_the_cards_that_count_are_those_that_are_named(driver: Path):
+    busy, free = StubCard(used_mib=30_000), StubCard(used_mib=2)
+    uuid = "GPU-00000000-0000-0000-0000-00000000000{}"
+    for named, status in (("", 0), (uuid.format(1), 0), (uuid.format(0), 1)):
+        done = _wait_for(driver, busy, free, free_mib=30_000, bound_s=0, CUDA_VISIBLE_DEVICES=named)
+        assert (named, done.returncode) == (named, status), done.stderr
+    order = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert _wait_for(driver, busy, free, free_mib=30_000, bound_s=0, **order).returncode == 1
+    assert _wait_for(driver, busy, free, free_mib=30_000, bound_s=0, wanted_cards=2).returncode == 1
+
+
+def test_without_a_driver_or_figures_of_memory_nothing_is_waited_for(driver: Path, tmp_path: Path):
+    done = _run(gate.vram_wait(sys.executable, 30_000, bound_s=0, cards=1), LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 0
+    errors = {"nvmlDeviceGetMemoryInfo": NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo_v2": NOT_SUPPORTED}
+    assert _wait_for(driver, StubCard(errors=errors), free_mib=30_000, bound_s=0).returncode == 0
 
 
 def _run(value: str, **env: str) -> subprocess.CompletedProcess[str]:

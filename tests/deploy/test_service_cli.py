@@ -1,0 +1,96 @@
+"""``dflash-deploy service`` as a person types it, short of systemd (``tests/real`` goes there)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.paths import data_dir, state_dir
+
+from .test_emit import trial, write_study
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    site = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    for made in (tmp_path / "env" / "bin", site / "sglang", site / "sglang-0.5.23.dist-info"):
+        made.mkdir(parents=True)
+    (site / "sglang" / "__init__.py").write_text("")
+    (site / "sglang-0.5.23.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.23\n")
+    interpreter = tmp_path / "env" / "bin" / "python"
+    interpreter.symlink_to(sys.executable)
+    return interpreter
+
+
+def service(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "service", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        # No manager of the person who runs the tests is to be reached.
+        env={
+            **os.environ,
+            "XDG_RUNTIME_DIR": "/nonexistent",
+            "DBUS_SESSION_BUS_ADDRESS": "unix:path=/nonexistent",
+        },
+    )
+
+
+@pytest.mark.skipif(not shutil.which("systemctl"), reason="systemctl is missing")
+def test_what_would_be_installed_is_shown_and_nothing_written(python: Path):
+    write_study(state_dir() / "studies" / "mine", trial(0, 150.0))
+    done = service("install", "--user", "--from", "mine", "--python", python, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"ExecStart={python}" in done.stdout
+    assert "sglang-*" not in done.stdout
+    assert "0.5.23" in done.stdout
+    assert "would write generation 1" in done.stderr
+    assert not (data_dir() / "services").exists()
+
+
+def test_without_a_manager_to_talk_to_nothing_is_left_behind(python: Path):
+    write_study(state_dir() / "studies" / "mine", trial(0, 150.0))
+    done = service("install", "--user", "--from", "mine", "--python", python)
+    assert done.returncode in (4, 5)
+    assert "systemd" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (data_dir() / "services").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["install", "--from", "no-such"], 4, "no study 'no-such'"),
+        (["install", "--from", ""], 2, "expected a path"),
+        (["install", "--from", "simulated"], 2, "--allow-simulated"),
+        (["install", "--from", "mine", "--python", "/no/such/python"], 4, "/no/such/python"),
+        (["install", "--user", "--from", "mine", "--run-as", "me"], 2, "--run-as"),
+        (["show", "none"], 4, "no service 'none'"),
+        (["show", "../.."], 4, "no service '../..'"),
+        (["start", ""], 4, "no service ''"),
+        (["rollback", "none", "--dry-run"], 4, "no service 'none'"),
+        (["uninstall", "none"], 4, "no service 'none'"),
+        (["diff", "none", "1", "2", "--user"], 4, "no service 'none'"),
+    ],
+)
+def test_what_cannot_be_had_is_one_clear_message(arguments, status: int, said: str):
+    write_study(state_dir() / "studies" / "mine", trial(0, 150.0))
+    write_study(state_dir() / "studies" / "simulated", trial(0, 150.0), simulated=True)
+    done = service(*arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_list_is_one():
+    done = service("list", "--user", "--json")
+    assert json.loads(done.stdout) == {"schema_version": 1, "services": []}
+    assert "No service" in service("list", "--user").stdout
