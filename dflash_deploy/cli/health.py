@@ -93,6 +93,18 @@ def health(
             help="Restart the unit when enough checks in a row found it dead; say why. For the timer.",
         ),
     ] = False,
+    timer_units: Annotated[
+        Path | None,
+        typer.Option(
+            "--timer-units",
+            metavar="FOLDER",
+            parser=given.path,
+            help="Write the two units of the timer that checks with --act into this folder, and end.",
+        ),
+    ] = None,
+    user: Annotated[
+        bool, typer.Option("--user", help="With --timer-units: for your own manager, not the machine's.")
+    ] = False,
     checks: Annotated[
         int, typer.Option("--checks", metavar="N", min=1, max=100, help="With --act: so many in a row.")
     ] = 3,
@@ -109,6 +121,9 @@ def health(
     """
     from dflash_deploy.watch.health.examination import Limits
 
+    if timer_units is not None:
+        _write_timer_units(timer_units, checks, cool_down_s, user=user)
+        return
     if act and url is not None:
         raise DeployError(
             "--act restarts a unit, and --url names none", fix="give the service's name", exit_code=_UNKNOWN
@@ -232,6 +247,22 @@ def _act(place: Place, seen: Health, checks: int, cool_down_s: float) -> str:
             return decision.why
         failed = units.restart(unit)
     return f"restarting {unit.name}: {decision.why}" if failed is None else f"not restarted: {failed}"
+
+
+def _write_timer_units(folder: Path, checks: int, cool_down_s: float, *, user: bool) -> None:
+    from dflash_deploy.files import write_atomic
+    from dflash_deploy.watch.health.timer import render_timer_units
+
+    # Not resolved: the path inside a virtual environment is what makes it one.
+    command = (sys.executable, "-P", "-m", "dflash_deploy")
+    units = render_timer_units(
+        command,
+        manager="user" if user else "system",
+        options=("--checks", str(checks), "--cool-down", f"{cool_down_s:g}"),
+    )
+    for name, text in units.items():
+        write_atomic(folder / name, text)
+        typer.echo(f"written: {folder / name}")
 
 
 def _write_prometheus(path: Path, seen: Health) -> None:
