@@ -28,6 +28,7 @@ from dflash_deploy.deploy.generations import (
     locked,
     no_service,
 )
+from dflash_deploy.deploy.unit import UNIT_PREFIX
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
@@ -308,6 +309,10 @@ def _go_back(service: Service, pending: PendingChange, why: str) -> str | None:
 
 
 def _take_away(service: Service) -> None:
+    # The check that may start it again goes first.
+    timer = f"{UNIT_PREFIX}health@{service.store.service}.timer"
+    service.systemd.stop(timer)
+    service.systemd.disable(timer)
     service.systemd.stop(service.unit)
     _remove_unit(service)
     service.store.remove()

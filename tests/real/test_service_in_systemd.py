@@ -112,7 +112,14 @@ def test_installed_replaced_taken_back_and_taken_away(box: Path):
         systemctl show -p User,DynamicUser,NoNewPrivileges dflash-sglang-box > /box/shown
         tool service stop box > /box/stopped || exit 16
         tool service start box > /box/started || exit 17
+        units=/etc/systemd/system
+        check=$units/dflash-sglang-health@
+        printf '[Timer]\\nOnActiveSec=1d\\n[Install]\\nWantedBy=timers.target\\n' > $check.timer
+        printf '[Service]\\nExecStart=true\\n' > $check.service
+        systemctl daemon-reload; systemctl enable --now dflash-sglang-health@box.timer || exit 21
         tool service uninstall box > /box/gone || exit 18
+        systemctl is-active dflash-sglang-health@box.timer && exit 22
+        ls $units/*/dflash-sglang-health@box.timer && exit 23
         rm -rf /var/cache/dflash-sglang-box /var/cache/private/dflash-sglang-box
         systemctl cat dflash-sglang-box && exit 19
         ls -d /var/lib/dflash-deploy && exit 20
@@ -173,7 +180,7 @@ def test_killed_while_it_waits_for_a_start_the_next_command_goes_back(box: Path)
         install one || exit 11
         install slow > /box/killed 2>&1 & installing=$!
         for _ in {1..300}; do
-          systemctl is-active dflash-sglang-box | grep -q activating && break; sleep 0.2
+          systemctl is-active dflash-sglang-box | grep -qx activating && break; sleep 0.2
         done
         kill -KILL $(pgrep -f 'service install --from /box/slow')
         wait
