@@ -292,3 +292,31 @@ def test_text_of_a_record_never_acts_on_a_terminal_or_a_unit(study: Path):
     done = emit("--trial", 8)
     assert done.returncode == 1
     assert done.stderr.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "begins"),
+    [
+        ("shell", "dflash-sglang-qwen3-8-27b.sh", "#!/bin/bash\n# dflash-deploy"),
+        ("command", "dflash-sglang-qwen3-8-27b.command", ""),
+        ("compose", "compose.yaml", "# dflash-deploy"),
+        ("quadlet", "dflash-sglang-qwen3-8-27b.container", "# dflash-deploy"),
+    ],
+)
+def test_the_other_forms_hold_the_same_configuration(tmp_path: Path, form: str, name: str, begins: str):
+    flags = {"model-path": "org/model", "mem-fraction-static": 0.81}
+    write_study(tmp_path / "s", trial(0, 207.5, flags=flags))
+    image = ["--image", "docker.io/lmsysorg/sglang:v0.5.23"] if form in ("compose", "quadlet") else []
+    (tmp_path / "out").mkdir()
+    done = emit(tmp_path / "s", "--format", form, *image, "--output", tmp_path / "out")
+    assert (done.returncode, [path.name for path in (tmp_path / "out").iterdir()]) == (0, [name])
+    text = (tmp_path / "out" / name).read_text()
+    assert text.startswith(begins)
+    assert "sglang.launch_server" in text
+    assert "0.81" in text
+
+
+def test_a_container_without_an_image_is_refused(study: Path):
+    done = emit("--format", "compose")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--image" in done.stderr
