@@ -60,7 +60,8 @@ def health(
             metavar="TOKENS",
             min=1,
             max=1000,
-            help="Accept length that the service gave when it was tuned; warns below 70 % of it.",
+            help="Accept length to hold it against; warns below 70 % of it [default: what was measured when "
+            "the installed generation was chosen].",
         ),
     ] = None,
     vram_warning_mib: Annotated[

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from dflash_deploy.deploy.generations import Store, root_of
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.sglang import http, metrics
 from dflash_deploy.engine.sglang.bootlog import read_boot_log
@@ -24,6 +23,7 @@ from dflash_deploy.watch.bounded import within
 from dflash_deploy.watch.journal import unit_log
 from dflash_deploy.watch.memory import Part, split
 from dflash_deploy.watch.places import Place
+from dflash_deploy.watch.recorded import Recorded, recorded
 
 Health = Literal["healthy", "starting", "unhealthy", "stopped"]
 """healthy: it answered its health check, for which it generates a token. starting: systemd waits for it.
@@ -91,8 +91,7 @@ class ServerStatus:
         vram: by card that it has memory of; empty where that cannot be told.
         memory: what that memory is used for; empty where that cannot be told.
         uptime_s: since its main process began.
-        generation: number of the installed generation that it runs from, None where it is none.
-        expected_mib: what the card held at most when that generation's configuration was measured.
+        recorded: what is recorded of the installed generation that it runs from, None where it is none.
         warnings: what is amiss though it serves, each with what helps.
     """
 
@@ -109,8 +108,7 @@ class ServerStatus:
     vram: tuple[Vram, ...] = ()
     memory: tuple[Part, ...] = ()
     uptime_s: float | None = None
-    generation: int | None = None
-    expected_mib: int | None = None
+    recorded: Recorded | None = None
     warnings: tuple[Warned, ...] = ()
 
 
@@ -219,16 +217,8 @@ def _logged_boot(unit: str, pid: int) -> BootRecord | None:  # noqa: ARG001 - an
 
 def _from_generation(server: ServerStatus) -> ServerStatus:
     """Add what is recorded of the generation that the unit was installed from."""
-    unit = server.place.unit
-    if unit is None:
-        return server
-    with suppress(DeployError, OSError):
-        store = Store(root_of(unit.manager) / unit.service, unit.service)
-        number = store.current()
-        if number is not None:
-            expected_mib = store.generation(number).vram_expected_mib
-            return replace(server, generation=number, expected_mib=expected_mib)
-    return server
+    known = recorded(server.place.unit) if server.place.unit else None
+    return server if known is None else replace(server, recorded=known)
 
 
 def _warnings(

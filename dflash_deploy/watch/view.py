@@ -7,6 +7,7 @@ from dataclasses import asdict
 from dflash_deploy.machine.gpu import Gpu, GpuReading
 from dflash_deploy.machine.text import printable
 from dflash_deploy.machine.view import Section
+from dflash_deploy.watch.memory import Part
 from dflash_deploy.watch.status import Limits, Load, ServerStatus, Status, Vram
 
 SCHEMA_VERSION = 1
@@ -63,8 +64,9 @@ def _server_json(server: ServerStatus) -> dict[str, object]:
         "vram": [asdict(vram) for vram in server.vram],
         "memory": [asdict(part) for part in server.memory],
         "uptime_s": None if server.uptime_s is None else round(server.uptime_s, 1),
-        "generation": server.generation,
-        "expected_mib": server.expected_mib,
+        "generation": server.recorded and server.recorded.generation,
+        "expected_mib": server.recorded and server.recorded.expected_mib,
+        "expected_memory": [asdict(part) for part in server.recorded.memory] if server.recorded else [],
         "warnings": [asdict(warned) for warned in server.warnings],
     }
 
@@ -92,8 +94,8 @@ def _server_section(server: ServerStatus) -> Section:
                 f"{unit.restarts} restarts by itself, started {starts}",
             )
         )
-    if server.generation is not None:
-        rows.append(("generation", str(server.generation)))
+    if server.recorded is not None:
+        rows.append(("generation", str(server.recorded.generation)))
     if server.uptime_s is not None:
         rows.append(("up for", _duration(server.uptime_s)))
     if server.model or server.version:
@@ -107,10 +109,13 @@ def _server_section(server: ServerStatus) -> Section:
         rows.append(("load", "unknown: its metrics are off (--enable-metrics)"))
     rows += [("VRAM", f"{_vram(vram)} ({kind})") for vram in server.vram]
     if server.memory:
-        parts = ", ".join(f"{part.name} {part.mib:,}" for part in server.memory)
-        rows.append(("used for", f"{parts} MiB ({kind})"))
-    if server.expected_mib is not None:
-        rows.append(("planned", f"{server.expected_mib:,} MiB at most (measured when it was tuned)"))
+        rows.append(("used for", f"{_parts(server.memory)} ({kind})"))
+    if server.recorded is not None and server.recorded.expected_mib is not None:
+        parts = f": {_parts(server.recorded.memory)}" if server.recorded.memory else ""
+        when = "simulated" if server.recorded.simulated else "measured"
+        rows.append(
+            ("planned", f"at most {server.recorded.expected_mib:,} MiB{parts} ({when} when it was tuned)")
+        )
     for warned in server.warnings:
         rows.append(("warning", printable(warned.text, longest=300)))
         rows.append(("fix", warned.fix))
@@ -167,6 +172,10 @@ def _gpu(gpu: Gpu) -> str:
         return ", ".join(part for part in (f"{name}: tells no memory of its own", _physics(gpu)) if part)
     memory = f"{_figure(gpu.memory_used_mib)} of {_figure(gpu.memory_total_mib)} MiB in use"
     return ", ".join(part for part in (f"{name}: {memory}", _physics(gpu)) if part)
+
+
+def _parts(parts: tuple[Part, ...]) -> str:
+    return ", ".join(f"{part.name} {part.mib:,}" for part in parts) + " MiB"
 
 
 def _physics(gpu: Gpu) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,10 @@ try:
     os.environ["DFLASH_SIM_FAULT"] = open("/box/fault").read().strip()
 except OSError:
     pass
-sys.argv = [sys.argv[0], *sys.argv[1:]]
+if "--config" in sys.argv:
+    # The simulator reads no such file.
+    at = sys.argv.index("--config")
+    sys.argv[at : at + 2] = ["--api-key", open(sys.argv[at + 1]).read().split(": ")[1].strip()]
 from dflash_deploy.simulator.__main__ import main
 sys.exit(main())
 """
@@ -64,7 +68,11 @@ def timer_units(manager: str = "system") -> dict[str, str]:
 
 def test_a_dead_scheduler_is_restarted_once_and_a_living_one_never(box):  # noqa: F811
     (box / "engine.py").write_text(_ENGINE)
-    (box / "dflash-sglang-box.service").write_text(render_unit(service()))
+    # Only the service and root may read its key, and the timer finds it by the unit.
+    (box / "key.yaml").write_text("api-key: sesame\n")
+    (box / "key.yaml").chmod(0o600)
+    unit = render_unit(replace(service(), api_key_file="/box/key.yaml"))
+    (box / "dflash-sglang-box.service").write_text(unit)
     for name, text in timer_units().items():
         (box / name).write_text(text)
     boot(
@@ -115,7 +123,64 @@ import urllib.request; urllib.request.urlopen("http://127.0.0.1:30000/v1/models"
     assert (box / "after").read_text() != (box / "dead").read_text(), journal
     assert journal.count("restarting dflash-sglang-box.service") == 1, journal
     assert "scheduler: its counters stand still" in journal
+    # A token is generated only for who has the key.
+    assert "DFLASH UNKNOWN" not in journal.split("nothing to do: it serves")[0], journal
+    assert "sesame" not in journal
     assert "nothing to do: it serves" in journal
     (made,) = json.loads((box / "state").read_text())["restarts"]
     assert "2 checks in a row found it dead" in made["why"]
     assert (box / "failed").read_text() == ""
+
+
+def test_in_a_persons_own_manager_a_slow_start_is_waited_for_and_a_dead_scheduler_restarted(box):  # noqa: F811
+    (box / "engine.py").write_text(_ENGINE)
+    spec = replace(service(), manager="user", user=None)
+    (box / "dflash-sglang-box.service").write_text(render_unit(spec))
+    for name, text in timer_units("user").items():
+        (box / name).write_text(text)
+    boot(
+        box,
+        """
+        unit=dflash-sglang-box
+        systemctl start user@0 || exit 1
+        export XDG_RUNTIME_DIR=/run/user/0
+        units=$XDG_RUNTIME_DIR/systemd/user; mkdir -p $units
+        cp /box/dflash-* $units/
+        systemctl --user daemon-reload
+        checks() { journalctl --user-unit dflash-sglang-health@box -o cat | grep -c 'DFLASH '; }
+        # A start that takes its time: checks go on, and nothing is restarted.
+        echo hang:load > /box/fault
+        systemctl --user start --no-block $unit
+        systemctl --user start dflash-sglang-health@box.timer || exit 2
+        for _ in {1..120}; do
+          systemctl --user show -p MainPID --value $unit > /box/slow
+          [ "$(cat /box/slow)" != 0 ] && break; sleep 0.5
+        done
+        for _ in {1..240}; do [ "$(checks)" -ge 4 ] && break; sleep 0.5; done
+        checks > /box/checks
+        systemctl --user show -p MainPID --value $unit > /box/still
+        systemctl --user stop dflash-sglang-health@box.timer $unit
+        # One that is dead behind its HTTP server.
+        echo dead-scheduler > /box/fault
+        sed -i 's/^ExecStartPost=.*//' $units/$unit.service
+        systemctl --user daemon-reload; systemctl --user start $unit || exit 3
+        for _ in {1..240}; do python3 -c '
+import urllib.request; urllib.request.urlopen("http://127.0.0.1:30000/v1/models")' 2>/dev/null && break
+          sleep 0.5; done
+        systemctl --user show -p MainPID --value $unit > /box/dead
+        systemctl --user start dflash-sglang-health@box.timer
+        for _ in {1..300}; do
+          [ "$(systemctl --user show -p MainPID --value $unit)" != "$(cat /box/dead)" ] && break; sleep 0.5
+        done
+        systemctl --user show -p MainPID --value $unit > /box/after
+        journalctl --user-unit dflash-sglang-health@box -o cat > /box/journal
+        systemctl --user stop dflash-sglang-health@box.timer $unit
+        exit 0
+        """,
+    )
+    journal = (box / "journal").read_text()
+    assert int((box / "checks").read_text()) >= 4
+    assert (box / "still").read_text() == (box / "slow").read_text() != "0\n", journal
+    assert "nothing to do: it starts" in journal
+    assert (box / "after").read_text() != (box / "dead").read_text(), journal
+    assert journal.count("restarting dflash-sglang-box.service") == 1, journal

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from dflash_deploy.watch.bounded import within
 from dflash_deploy.watch.health import gpu, kernel_log, serving
 from dflash_deploy.watch.health.verdict import Figure, Health, Layer, Verdict
 from dflash_deploy.watch.places import Place
+from dflash_deploy.watch.recorded import recorded
 
 _GIB = 1 << 30
 _LITTLE_ROOM_BYTES = 2 * _GIB
@@ -35,7 +36,8 @@ class Limits:
     """What the layers are held against.
 
     Attributes:
-        accept_length: tokens a verify step that the service is expected to give, or None.
+        accept_length: tokens a verify step that the service is expected to give; None takes what was
+            measured when its generation was chosen, where that is recorded.
     """
 
     accept_length: float | None = None
@@ -65,6 +67,10 @@ def examine(place: Place, *, timeout_s: float, limits: Limits | None = None) -> 
     asked = answers if isinstance(answers, serving.Answers) else None
     simulator = asked.simulator if asked else None
     starting = _starting(place)
+    if held.accept_length is None and unit is not None:
+        known = recorded(unit)
+        # What the simulator gave says nothing of a real server.
+        held = replace(held, accept_length=known.accept_length if known and not known.simulated else None)
     layers = [*_process_layers(place, pid), *_serving_layers(asked, held, timeout_s, starting=starting)]
     layers += _card_layers(cards if isinstance(cards, _Cards) else _Cards.silent(), simulator, held)
     layers.append(patches if isinstance(patches, Layer) else _no_answer("patches"))
