@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Annotated
 
 import typer
+from typer import Context
+from typer.core import TyperGroup
 
 from dflash_deploy import __version__
 from dflash_deploy.cli import (
@@ -27,26 +30,60 @@ from dflash_deploy.cli import (
 )
 from dflash_deploy.errors import DeployError, ExitCode
 
+SUMMARIES = {
+    "doctor": "What is wrong here, and the command that fixes it.",
+    "probe": "GPUs, driver and host, measured now.",
+    "profile": "Service profiles: list, show, new, validate.",
+    "env": "The SGLang environment: make, choose, back up.",
+    "patch": "What an installed SGLang needs changed; undo it.",
+    "checkpoint": "Make a checkpoint with a dense output head.",
+    "plan": "The VRAM budget of a profile or pasted command.",
+    "tune": "Find the best configuration by measuring.",
+    "emit": "Print what was tuned: unit, script, compose file.",
+    "service": "Install, roll back and uninstall services.",
+    "status": "Health, model, load and VRAM of what serves here.",
+    "health": "One service checked in layers, for monitoring.",
+    "diagnose": "From a log to the root cause and its fix.",
+}
+"""Every command in the order that a person meets them, as the overview shows them."""
+
+
+class _InOrder(TyperGroup):
+    # The base names the context of typer's own copy of click, which is no public name.
+    def list_commands(self, ctx: Context) -> list[str]:  # type: ignore[override]
+        return sorted(super().list_commands(ctx), key=list(SUMMARIES).index)
+
+
 app = typer.Typer(
+    cls=_InOrder,
     help=__doc__,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("diagnose")(diagnose.diagnose)
-app.command("doctor")(doctor.doctor)
-app.command("probe")(probe.probe)
-app.add_typer(profile.app, name="profile")
-app.command("plan", context_settings={"ignore_unknown_options": True})(plan.plan)
-app.add_typer(env.app, name="env")
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(patch.app, name="patch")
-app.command("tune")(tune.tune)
-app.command("emit")(emit.emit)
-app.add_typer(service.app, name="service")
-app.command("health")(health.health)
-app.command("status")(status.status)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "doctor": doctor.doctor,
+    "probe": probe.probe,
+    "tune": tune.tune,
+    "emit": emit.emit,
+    "status": status.status,
+    "health": health.health,
+    "diagnose": diagnose.diagnose,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name, short_help=SUMMARIES[_name])(_command)
+app.command("plan", short_help=SUMMARIES["plan"], context_settings={"ignore_unknown_options": True})(
+    plan.plan
+)
+for _name, _group in {
+    "profile": profile.app,
+    "env": env.app,
+    "patch": patch.app,
+    "checkpoint": checkpoint.app,
+    "service": service.app,
+}.items():
+    app.add_typer(_group, name=_name, short_help=SUMMARIES[_name])
 
 
 def _print_version(wanted: bool) -> None:
