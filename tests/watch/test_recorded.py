@@ -27,8 +27,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def generation(number: int) -> Generation:
     return Generation(
         service="qwen", number=number, created=datetime.now(UTC), tool_version="1", manager="user",
-        source="s", simulated=False, flags={}, argv=("/p",), env={}, host="127.0.0.1", health_host="127.0.0.1", port=1,
-        versions=Versions(), vram_expected_mib=29_000, unit_sha256="",
+        source="s", simulated=False, flags={}, argv=("/p",), env={}, host="127.0.0.1",
+        health_host="127.0.0.1", port=1, versions=Versions(), vram_expected_mib=29_000, unit_sha256="",
     )  # fmt: skip
 
 
