@@ -95,15 +95,21 @@ class Forecaster:
         return Subject(machine, self.version, target.id, draft.id if draft else None)
 
     def lesson(self, record: TrialRecord) -> Calibrated | None:
-        """What the log of a trial's server teaches; None where it did not come to serve."""
+        """What the log of a trial's server teaches.
+
+        None where it did not come to serve, or where the plan, corrected by it, would still not let it: then
+        figures were held against those of a start that ends early.
+        """
         question = self._question(record.flags, self.other_mib)
         if question is None or record.boot is None or record.boot.free_at_ready_gib is None:
             return None
         used_mib = record.measured.vram_used_mib if record.measured else None
         try:
-            return calibrate(question, record.boot, used_mib=used_mib)
+            lesson = calibrate(question, record.boot, used_mib=used_mib)
+            served = plan(replace(question, terms=lesson.terms)).fails_at is None
         except DeployError:
             return None
+        return lesson if served else None
 
     def corrected(self, terms: Terms, *, boots: int = 1) -> Forecaster:
         """The same with the terms that some more logs taught."""

@@ -1,8 +1,13 @@
 import pytest
 
+from dflash_deploy.engine.sglang.bootlog import read_boot_log
+from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.profile.load import load_profile
+from dflash_deploy.simulator.virtual import Ask, run_virtual
 from dflash_deploy.tune.feasible import Forecaster
-from dflash_deploy.tune.launching import model_flags
+from dflash_deploy.tune.launching import model_flags, values
+
+from .samples import measurement, trial
 
 
 def forecast(name, memory_mib=32607, **changes):
@@ -42,6 +47,36 @@ def test_nothing_is_said_of_a_card_or_model_that_is_not_known():
     found = Forecaster(profile, "0.5.23", 32607).forecast({"mem-fraction-static": 0.5})
     assert found.refusal is None
     assert found.predicted is None
+
+
+def start(profile, fraction):
+    """A trial on a simulated card whose hidden deviations are those of one seed."""
+    flags = {
+        **model_flags(profile, simulated=True),
+        **profile.flags,
+        **profile.known[0].flags,
+        "mem-fraction-static": fraction,
+    }
+    run = run_virtual(FlagTable.for_version("0.5.23").spell(values(flags)), [[Ask()]], seed=13)
+    boot = read_boot_log(line for text in run.log for line in text.splitlines())
+    measured = measurement(vram_used_mib=run.vram_used_mib, vram_total_mib=32607)
+    return trial(1, (100.0,), flags=flags, boot=boot, measured=measured)
+
+
+def test_a_log_teaches_only_where_the_plan_can_follow_the_start():
+    profile = load_profile("rtx5090-four-users")
+    forecaster = Forecaster(profile, "0.5.23", 32607)
+    roomy, tight = start(profile, 0.95), start(profile, 0.8768)
+    assert roomy.boot.kv_tokens == 8192
+    assert 0 < tight.boot.kv_tokens < 600
+    learnt = forecaster.lesson(roomy)
+    assert learnt.learnt
+    after = forecaster.corrected(learnt.terms)
+    assert after.forecast(roomy.flags).predicted.peak_mib == pytest.approx(
+        roomy.measured.vram_used_mib, abs=50
+    )
+    # By the plan this one ends at the sizing, and that is no peak to hold a running server's against.
+    assert after.lesson(tight) is None
 
 
 def test_what_cannot_be_planned_for_can_be_launched():

@@ -179,6 +179,21 @@ def test_a_limit_nobody_can_keep(tool):
     assert trial["objective"] > 0
 
 
+def test_answers_that_end_with_the_pool_are_short_and_not_wrong(tool):
+    # A hair above the least share that can be sized: a pool of a few hundred tokens.
+    tight = "{mem-fraction-static: 0.8325, max-running-requests: 2, speculative-num-draft-tokens: 8}"
+    ended = tool.simulate(
+        *("--trials", "1", "--name", "s", "--set", "search={mem-fraction-static: {choices: [0.8325]}}"),
+        *("--set", f"known=[{{name: tight, source: made up, flags: {tight}}}]"),
+    )
+    (trial,) = ended.result["trials"]
+    assert trial["launched"]
+    assert "wrong-count" in str(tool.trials("s")[1]["measured"]["faults"])
+    assert trial["outcome"] == "infeasible"
+    assert "context_tokens" in trial["violations"]
+    assert trial["objective"] is None
+
+
 def test_what_the_plan_refuses_is_not_launched_and_counts_for_nothing(tool):
     ended = tool.simulate(
         "--trials", "2", "--set", "search.mem-fraction-static={low: 0.60, high: 0.92, step: 0.32}"
