@@ -45,8 +45,8 @@ def create(
         str | None,
         typer.Option(
             metavar="ID|FILE",
-            help="What to make it from: an id of profiles/engines, or a file [default: NAME where that is an "
-            "id, else sglang-0.5.23].",
+            help="What to make it from: an id of profiles/engines, or a file [default: what an environment "
+            "of that name was made from; NAME where that is an id; else sglang-0.5.23].",
             show_default=False,
         ),
     ] = None,
@@ -117,22 +117,20 @@ def list_(json: _Json = False) -> None:
     """List environments: what each was made from, and which one is taken."""
     from dflash_deploy.serving_env.current import default_name
     from dflash_deploy.serving_env.environments import list_environments
-    from dflash_deploy.serving_env.view import list_json
+    from dflash_deploy.serving_env.view import list_json, list_lines
 
     whole, broken = list_environments()
     default = default_name()
     if json:
         _print_json(list_json(whole, broken, default))
         return
-    for one in whole:
-        mark = "*" if one.name == default else " "
-        what = "adopted" if one.adopted else one.record.made_at[:10]
-        version = one.record.packages.get("sglang", "?")
-        typer.echo(f"{mark} {one.name:<24} SGLang {version:<14} {what:<10}  {one.prefix}")
+    for line in list_lines(whole, default):
+        typer.echo(line)
     if not whole:
         typer.echo("No environment yet: dflash-deploy env create sglang-0.5.23")
     for bad in broken:
-        typer.echo(f"not an environment: {bad.name}: {bad.problem}\n  fix: {bad.fix}", err=True)
+        _say(f"not an environment: {bad.name}: {bad.problem}")
+        _say(f"  fix: {bad.fix}")
 
 
 @app.command("show")
@@ -285,6 +283,7 @@ def remove(
 
 def _pin(name: str, pin: str | None, sources: dict[str, str | None]) -> EnginePin:
     from dflash_deploy import catalogue
+    from dflash_deploy.serving_env.environments import find_environment, read_making
     from dflash_deploy.serving_env.pins import DEFAULT_PIN, KIND, load_pin, pin_of_source
 
     given = {key: value for key, value in sources.items() if value is not None}
@@ -297,7 +296,13 @@ def _pin(name: str, pin: str | None, sources: dict[str, str | None]) -> EnginePi
     if given:
         ((kind, source),) = given.items()
         return pin_of_source(kind, source)
-    return load_pin(pin or (name if name in catalogue.files(KIND) else DEFAULT_PIN))
+    if pin is not None:
+        return load_pin(pin)
+    known = find_environment(name)
+    begun = known.record if known is not None else read_making(name)
+    if begun is not None:
+        return begun.pin
+    return load_pin(name if name in catalogue.files(KIND) else DEFAULT_PIN)
 
 
 def _examined(
@@ -310,6 +315,7 @@ def _examined(
     from dflash_deploy.serving_env.current import default_name
     from dflash_deploy.serving_env.describe import describe
     from dflash_deploy.serving_env.environments import need_environment
+    from dflash_deploy.serving_env.pins import whole_path
 
     environment = None
     if python is None:
@@ -324,7 +330,7 @@ def _examined(
         python = environment.python
     elif name is not None:
         raise DeployError("give a name or --python, not both", exit_code=ExitCode.USAGE)
-    about = describe(python.expanduser().absolute(), import_s=import_s)
+    about = describe(whole_path(python), import_s=import_s)
     gpus = read_gpus()
     torch = (about.modules or {}).get("torch")
     seen = [gpu.compute_capability for gpu in gpus.readable if gpu.compute_capability]
@@ -335,7 +341,8 @@ def _examined(
         driver_cuda=gpus.cuda_version,
     )
     advice = advise(case)
-    if environment is not None:
+    if environment is not None and not environment.adopted:
+        # One that is adopted is not ours to make anew: what is advised is one of another name.
         name = environment.name
         advice = tuple(replace(one, fix=one.fix and one.fix.replace("NAME", name)) for one in advice)
     return environment, about, gpus, advice
@@ -351,7 +358,9 @@ def _in_order() -> Iterator[None]:
 
 
 def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    from dflash_deploy.machine.text import printable
+
+    typer.echo(printable(line, longest=4096), err=True)
 
 
 def _print_json(document: dict[str, object]) -> None:

@@ -149,7 +149,7 @@ def apply(
 
     patches = _patches(names)
     given = _parameters(settings)
-    tree = _tree(env)
+    tree = _tree(env, to_change=not dry_run)
     mended = [] if dry_run else mend(tree)
     results: list[dict[str, object]] = []
     for line in () if json else mended:
@@ -185,7 +185,7 @@ def apply(
         changed = not dry_run and diff is not None
         results.append({**verdict_json(verdict, live), "changed": changed, "diff": diff})
         if not json:
-            typer.echo(diff if dry_run and diff else "\n".join(verdict_lines(verdict, live)))
+            typer.echo(_shown(diff) if dry_run and diff else "\n".join(verdict_lines(verdict, live)))
     if json:
         _print_json(
             {
@@ -208,7 +208,7 @@ def revert(
     from dflash_deploy.serving_env.patches.operations import revert as revert_patch
     from dflash_deploy.serving_env.patches.view import SCHEMA_VERSION, tree_json
 
-    tree = _tree(env)
+    tree = _tree(env, to_change=not dry_run)
     if names:
         _patches(names)
     applied = {entry.change.patch: entry for entry in ledger.entries(tree)}
@@ -225,7 +225,7 @@ def revert(
         if not json:
             typer.echo(said)
             if diff:
-                typer.echo(f"this would go:\n{diff}")
+                typer.echo(f"this would go:\n{_shown(diff)}")
     if json:
         environment = tree_json(tree)
         _print_json(
@@ -259,7 +259,42 @@ def diff(names: _Names = None, *, env: _Environment = None, json: _Json = False)
     if json:
         _print_json({"schema_version": SCHEMA_VERSION, "environment": tree_json(tree), "patches": diffs})
     else:
-        typer.echo("".join(one["diff"] for one in diffs), nl=False)
+        typer.echo(_shown("".join(one["diff"] for one in diffs)), nl=False)
+
+
+@app.command("verify")
+def verify(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME…]", help="Patches that must be in place.", show_default=False),
+    ] = None,
+    *,
+    env: _Environment = None,
+    version: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="SGLang's version that must be installed.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Tell whether a server may start: the patches are what was applied, and nothing was installed over them.
+
+    Quick, and changes nothing: for ExecStartPre= of a service. Exits with 0 when it may start, else with 1.
+    """
+    from dataclasses import asdict
+
+    from dflash_deploy.serving_env.patches.integrity import verify_intact
+    from dflash_deploy.serving_env.patches.view import SCHEMA_VERSION, verified_lines
+
+    if names:
+        _patches(names)
+    tree = _tree(env)
+    verdict = verify_intact(tree.site_packages, required=names or (), version=version)
+    if json:
+        _print_json({"schema_version": SCHEMA_VERSION, **asdict(verdict)})
+    else:
+        for line in verified_lines(verdict):
+            typer.echo(line, err=not verdict.intact)
+    if not verdict.intact:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command("measure")
@@ -276,6 +311,7 @@ def measure(
     Exits with 0 when it was measured, with 4 when there is nothing here to measure on.
     """
     from dflash_deploy.files import write_atomic
+    from dflash_deploy.machine.text import printable
     from dflash_deploy.serving_env.patches.bmm import decide
     from dflash_deploy.serving_env.patches.live import measure as run_probe
 
@@ -290,7 +326,7 @@ def measure(
         typer.echo(content.decode(), nl=False)
     else:
         for line in (*decision.evidence, decision.reason):
-            typer.echo(line)
+            typer.echo(printable(line, longest=2000))
         if decision.fix:
             typer.echo(f"  fix: {decision.fix}")
     if not decision.decided:
@@ -303,25 +339,27 @@ def _patches(names: Sequence[str] | None) -> list[Patch]:
     return [load_patch(name) for name in dict.fromkeys(names or patch_names())]
 
 
-def _tree(env: str | None) -> Tree:
-    from dflash_deploy.serving_env.current import default_python
-    from dflash_deploy.serving_env.environments import find_environment
+def _tree(env: str | None, *, to_change: bool = False) -> Tree:
+    from dflash_deploy.serving_env.current import default_environment
+    from dflash_deploy.serving_env.environments import find_environment, is_name
     from dflash_deploy.serving_env.patches.tree import find_tree
 
-    if env is None:
-        python = default_python()
-        if python is None:
+    named = default_environment() if env is None else find_environment(env) if is_name(env) else None
+    if named is None:
+        if env is None:
             raise DeployError(
                 "no environment is named, and none is chosen",
                 fix="give --env the environment that serves, or choose one: dflash-deploy env use NAME",
                 exit_code=ExitCode.USAGE,
             )
-        return find_tree(python)
-    if "/" not in env and not Path(env).exists():
-        named = find_environment(env)
-        if named is not None:
-            return find_tree(named.python)
-    return find_tree(Path(env))
+        return find_tree(Path(env))
+    if to_change and named.adopted:
+        raise DeployError(
+            f"environment {named.name} is adopted: nothing is written to {named.prefix} by that name",
+            fix=f"name the folder itself: --env {named.prefix}",
+            exit_code=ExitCode.USAGE,
+        )
+    return find_tree(named.python)
 
 
 def _parameters(settings: Sequence[str] | None) -> dict[str, str]:
@@ -363,6 +401,17 @@ def _decision_to_apply(
         return by_hand(chosen), None
     # Without a name, everything that is plainly needed is applied; minutes on the GPU are asked for by name.
     return _decision(tree, probe, measure=asked)
+
+
+def _shown(diff: str) -> str:
+    """A diff as it is for a file or a pipe; for a terminal without what that would act on."""
+    import sys
+
+    from dflash_deploy.machine.text import printable
+
+    if not sys.stdout.isatty():
+        return diff
+    return "".join(character if character in "\n\t" else printable(character) for character in diff)
 
 
 def _print_json(value: object) -> None:

@@ -185,7 +185,7 @@ def _old_glibc(case: Case) -> bool:
 
 
 _SURFACE = "read in the wheels 0.5.14 to 0.5.23"
-_REINSTALL = "install it there, or make the environment anew: dflash-deploy env create NAME --replace"
+_REINSTALL = "install it there, or make an environment anew: dflash-deploy env create NAME --replace"
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(

@@ -95,15 +95,7 @@ def back_up(environment: Environment, *, reason: str, say: Say) -> Backup:
         place.mkdir(parents=True, exist_ok=True)
         _sweep(place)
         size = trees.size_bytes(environment.folder)
-        shared = trees.can_share_blocks(place)
-        if not shared and shutil.disk_usage(place).free < size + _SPARE_BYTES:
-            raise DeployError(
-                f"{place} has too little space for a copy: {size / (1 << 30):.2f} GiB are needed (measured), "
-                f"{shutil.disk_usage(place).free / (1 << 30):.2f} GiB are free",
-                fix="free some space, or delete an old backup: dflash-deploy env remove "
-                f"{environment.name} --backup ID",
-                exit_code=ExitCode.UNAVAILABLE,
-            )
+        shared = _need_space(place, size, environment.name)
         backup_id = _new_id(place)
         say(
             f"copying {environment.folder}, {size / (1 << 30):.2f} GiB"
@@ -156,6 +148,7 @@ def restore(name: str, backup_id: str | None, *, say: Say, force: bool = False) 
                 exit_code=ExitCode.INVALID_INPUT,
             )
         _check_standing(name, folder, force=force)
+        _need_space(environments.root(), backup.record.size_bytes, name)
         say(f"copying backup {backup.record.id}, {backup.record.size_bytes / (1 << 30):.2f} GiB")
         staged = environments.root() / f".{name}.restoring"
         try:
@@ -196,7 +189,7 @@ def move_back(name: str, backup_id: str) -> None:
     """Undo ``move_to_backup``."""
     folder = _place(name) / backup_id
     (folder / _TREE).rename(environments.folder_of(name))
-    shutil.rmtree(folder)
+    environments.delete_tree(folder)
 
 
 def remove_backup(name: str, backup_id: str) -> None:
@@ -209,7 +202,7 @@ def remove_backup(name: str, backup_id: str) -> None:
         backup = find_backup(name, backup_id)
         doomed = backup.folder.with_name(f".{backup_id}.making")
         backup.folder.rename(doomed)
-        shutil.rmtree(doomed)
+        environments.delete_tree(doomed)
 
 
 def _place(name: str) -> Path:
@@ -239,6 +232,25 @@ def _check_standing(name: str, folder: Path, *, force: bool) -> None:
             fix="move it away",
             exit_code=ExitCode.UNAVAILABLE,
         )
+
+
+def _need_space(place: Path, size: int, name: str) -> bool:
+    """Whether a copy shares blocks with its origin; where it does not, there must be room for it.
+
+    Raises:
+        DeployError: there is none.
+    """
+    if trees.can_share_blocks(place):
+        return True
+    free = shutil.disk_usage(place).free
+    if free < size + _SPARE_BYTES:
+        raise DeployError(
+            f"{place} has too little space for a copy: {size / (1 << 30):.2f} GiB are needed (measured), "
+            f"{free / (1 << 30):.2f} GiB are free",
+            fix=f"free some space, or delete an old backup: dflash-deploy env remove {name} --backup ID",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    return False
 
 
 def _write_about(
@@ -288,7 +300,7 @@ def _sweep(place: Path) -> None:
         half = folder.name.endswith(".making") and _ID.fullmatch(folder.name[1:-7])
         treeless = _ID.fullmatch(folder.name) and not (folder / _TREE).exists()
         if folder.is_dir() and not folder.is_symlink() and (half or treeless):
-            shutil.rmtree(folder)
+            environments.delete_tree(folder)
 
 
 def _new_id(place: Path) -> str:

@@ -23,7 +23,7 @@ from dflash_deploy.serving_env.installer import (
     install,
     make_venv,
 )
-from dflash_deploy.serving_env.pins import PACKAGE, EnginePin
+from dflash_deploy.serving_env.pins import PACKAGE, EnginePin, whole_path
 
 _MIB = 1 << 20
 _SPARE_MIB = 64
@@ -57,6 +57,8 @@ def create(
     """
     if constraints is not None and not constraints.is_file():
         raise DeployError(f"{constraints}: no such file of constraints", exit_code=ExitCode.MISSING)
+    if pin.local_wheel is not None and not pin.local_wheel.is_file():
+        raise DeployError(f"{pin.local_wheel}: no such wheel", exit_code=ExitCode.MISSING)
     with environments.changing(name) as lock:
         standing = environments.find_environment(name)
         if standing is not None and not upgrade:
@@ -124,7 +126,7 @@ def _same(standing: Environment, pin: EnginePin, say: Say) -> Environment:
 
 
 def _adopt(name: str, pin: EnginePin, say: Say) -> Environment:
-    prefix = Path(str(pin.path)).expanduser().absolute()
+    prefix = whole_path(str(pin.path))
     python = prefix / "bin" / "python"
     if not os.access(python, os.X_OK):
         raise DeployError(

@@ -8,7 +8,7 @@ from dflash_deploy import paths
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import write_atomic
 from dflash_deploy.serving_env import records
-from dflash_deploy.serving_env.environments import find_environment, need_environment
+from dflash_deploy.serving_env.environments import Environment, find_environment, need_environment
 
 
 def _record_file() -> Path:
@@ -25,8 +25,8 @@ def default_name() -> str | None:
     return record.name if record is not None else None
 
 
-def default_python() -> Path | None:
-    """Its interpreter, None where none was chosen.
+def default_environment() -> Environment | None:
+    """It, None where none was chosen.
 
     Raises:
         DeployError: the environment that was chosen is not there any more.
@@ -42,7 +42,17 @@ def default_python() -> Path | None:
             "env use --none)",
             exit_code=ExitCode.MISSING,
         )
-    return environment.python
+    return environment
+
+
+def default_python() -> Path | None:
+    """Its interpreter, None where none was chosen.
+
+    Raises:
+        DeployError: as above.
+    """
+    environment = default_environment()
+    return environment.python if environment is not None else None
 
 
 def choose(name: str | None) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.serving_env.interpreter import ask
 
 _SCRIPT = Path(__file__).parents[1] / "inside" / "describe_env.py"
 _MARK = b"DFLASH-DEPLOY-ENVIRONMENT "
-_OUTPUT_LIMIT_BYTES = 8 << 20
 _IMPORT_S = 90.0
 _METADATA_S = 120.0
 
@@ -111,44 +107,24 @@ def describe(
         DeployError: it is not there, cannot be started, or does not answer.
     """
     arguments = ["--imports", str(import_s)] if imports else []
-    output = _ask(python, arguments, metadata_s + (5 * import_s if imports else 0))
-    for line in reversed(output.splitlines()):
+    timeout_s = metadata_s + (5 * import_s if imports else 0)
+    try:
+        answer = ask([python, _SCRIPT, *arguments], timeout_s=timeout_s)
+    except OSError as error:
+        raise DeployError(
+            f"{python} cannot be started: {error.strerror}",
+            fix="dflash-deploy env list; where the Python that it was made with is gone: dflash-deploy env "
+            "create NAME --replace",
+            exit_code=ExitCode.MISSING,
+        ) from error
+    if answer.status is None:
+        raise DeployError(
+            f"{python} did not say within {timeout_s:.0f} s what it has", fix=f"{python} {_SCRIPT}"
+        )
+    for line in reversed(answer.output.splitlines()):
         if line.startswith(_MARK):
             try:
                 return Description.model_validate_json(line[len(_MARK) :])
             except ValidationError:
                 break
     raise DeployError(f"{python} does not say what it has", fix=f"{python} {_SCRIPT}")
-
-
-def _ask(python: Path, arguments: list[str], timeout_s: float) -> bytes:
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(
-                [str(python), str(_SCRIPT), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            )
-        except OSError as error:
-            raise DeployError(
-                f"{python} cannot be started: {error.strerror}",
-                fix="dflash-deploy env list",
-                exit_code=ExitCode.MISSING,
-            ) from error
-        try:
-            process.wait(timeout_s)
-        except BaseException as error:
-            # Not yet reaped, so the group is still the one that this interpreter leads.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            raise DeployError(
-                f"{python} did not say within {timeout_s:.0f} s what it has", fix=f"{python} {_SCRIPT}"
-            ) from None
-        size = os.fstat(output.fileno()).st_size
-        output.seek(max(0, size - _OUTPUT_LIMIT_BYTES))
-        return output.read(_OUTPUT_LIMIT_BYTES)

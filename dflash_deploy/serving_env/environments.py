@@ -69,13 +69,18 @@ def root() -> Path:
     return paths.data_dir() / "envs"
 
 
+def is_name(name: str) -> bool:
+    """Whether an environment may be named so."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
+
+
 def folder_of(name: str) -> Path:
     """Where the environment of that name lies or would.
 
     Raises:
         DeployError: it is no name of one.
     """
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not is_name(name):
         raise DeployError(
             f"{yaml_file.describe(name)} is no name of an environment",
             fix="use small letters, digits, '.', '_' and '-', 64 at most, beginning with a letter or digit",
@@ -119,8 +124,9 @@ def need_environment(name: str) -> Environment:
         return found
     if making_file(name).is_file():
         raise DeployError(
-            f"environment {name} is half-made: its making was cut short",
-            fix=f"dflash-deploy env create {name}",
+            f"environment {name} is half-made: its making was cut short, or goes on right now",
+            fix=f"dflash-deploy env create {name}; or, to have its last backup again: dflash-deploy env "
+            f"restore {name}",
             exit_code=ExitCode.MISSING,
         )
     known = [environment.name for environment in list_environments()[0]]
@@ -138,15 +144,15 @@ def list_environments() -> tuple[list[Environment], list[Broken]]:
     names: set[str] = set()
     with suppress(FileNotFoundError):
         for entry in root().iterdir():
-            if _NAME.fullmatch(entry.name) and entry.is_dir():
+            if is_name(entry.name) and entry.is_dir():
                 names.add(entry.name)
-            elif entry.name.endswith(".making") and _NAME.fullmatch(entry.name[1:-7]):
+            elif entry.name.endswith(".making") and is_name(entry.name[1:-7]):
                 names.add(entry.name[1:-7])
     for name in sorted(names):
         try:
             found = find_environment(name)
         except DeployError as error:
-            broken.append(Broken(name, error.message, error.fix or f"dflash-deploy env remove {name}"))
+            broken.append(Broken(name, error.message, error.fix or f"move {folder_of(name)} away"))
             continue
         if found is not None:
             whole.append(found)
@@ -211,8 +217,8 @@ def _put_in_order(name: str) -> None:
     if aside.is_dir() and not folder.exists():
         aside.rename(folder)
     for leftover in (aside, *root().glob(f".{name}.removing-*"), *root().glob(f".{name}.restoring")):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
+        if leftover.is_dir() and not leftover.is_symlink():
+            delete_tree(leftover)
     for unfinished in root().glob(f".{making_file(name).name}.*"):
         unfinished.unlink()
     if (folder / STAMP).is_file():
@@ -223,7 +229,20 @@ def discard(folder: Path, name: str) -> None:
     """Delete a tree of ours: out of its place in one step, then file by file."""
     doomed = root() / f".{name}.removing-{os.getpid()}"
     folder.rename(doomed)
-    shutil.rmtree(doomed)
+    delete_tree(doomed)
+
+
+def delete_tree(folder: Path) -> None:
+    """Delete a tree, also one with folders that may not be written to; no link is followed."""
+    try:
+        shutil.rmtree(folder)
+    except PermissionError:
+        folder.chmod(0o700)
+        for parent, names, _ in os.walk(folder):
+            for path in (Path(parent, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        shutil.rmtree(folder)
 
 
 def read_making(name: str) -> Making | None:

@@ -19,7 +19,7 @@ from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.text import printable
 from dflash_deploy.server import exec_shim
 from dflash_deploy.serving_env import trees
-from dflash_deploy.serving_env.pins import EnginePin
+from dflash_deploy.serving_env.pins import EnginePin, whole_path
 
 Say = Callable[[str], None]
 Tool = Literal["uv", "pip"]
@@ -163,7 +163,7 @@ def install(folder: Path, pin: EnginePin, constraints: Path | None, job: Job) ->
     for url in pin.extra_index_urls:
         command += ["--extra-index-url", url]
     for link in pin.find_links:
-        command += ["--find-links", link if "://" in link else str(Path(link).expanduser().absolute())]
+        command += ["--find-links", link if "://" in link else str(whole_path(link))]
     if constraints is not None:
         command += ["--constraint", str(constraints)]
     _run([*command, *pin.requirements()], job)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -73,6 +75,7 @@ class EnginePin(BaseModel):
     @classmethod
     def _addresses(cls, urls: list[str]) -> list[str]:
         for url in urls:
+            _refuse_secret(url)
             if not _URL.fullmatch(url):
                 raise ValueError(f"expected an address (https://...), found {url[:80]!r}")
         return urls
@@ -81,6 +84,7 @@ class EnginePin(BaseModel):
     @classmethod
     def _no_options(cls, links: list[str]) -> list[str]:
         for link in links:
+            _refuse_secret(link)
             if link.startswith("-"):
                 raise ValueError(f"expected a folder or an address, found {link[:80]!r}")
         return links
@@ -95,6 +99,8 @@ class EnginePin(BaseModel):
             raise ValueError("git and commit belong together: a branch or tag would be no pin")
         if self.subdirectory is not None and (self.git is None or ".." in self.subdirectory.split("/")):
             raise ValueError("subdirectory is a folder of the git repository")
+        for address in (self.git, self.wheel):
+            _refuse_secret(address or "")
         if self.git is not None and not _GIT.fullmatch(self.git):
             raise ValueError("git: expected https://, ssh:// or file:// and a repository, without @ref")
         if self.wheel is not None:
@@ -127,21 +133,46 @@ class EnginePin(BaseModel):
             case "path":
                 return str(self.path)
 
+    @property
+    def local_wheel(self) -> Path | None:
+        """The wheel's file, None where the source is none on this machine."""
+        if self.wheel is None or "://" in self.wheel:
+            return None
+        return whole_path(self.wheel.partition("#")[0])
+
     def requirements(self) -> list[str]:
         """What an installer is asked for. A wheel's relative path is taken from the working folder."""
         match self.kind:
             case "git":
                 place = f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
                 first = f"{PACKAGE} @ git+{self.git}@{self.commit}{place}"
-            case "wheel" if "://" not in str(self.wheel):
-                wheel, hash_, digest = str(self.wheel).partition("#")
-                path = Path(wheel).expanduser().absolute()
-                first = f"{PACKAGE} @ {path.as_uri()}{hash_}{digest}"
             case "wheel":
-                first = f"{PACKAGE} @ {self.wheel}"
+                _, hash_, digest = str(self.wheel).partition("#")
+                path = self.local_wheel
+                first = f"{PACKAGE} @ {f'{path.as_uri()}{hash_}{digest}' if path else self.wheel}"
             case _:
                 first = self.source
         return [first, *self.beside]
+
+
+def whole_path(path: str | Path) -> Path:
+    """An absolute path; ``~`` of nobody's stays as it is, and so names nothing."""
+    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - Path's own raises for that
+
+
+def _refuse_secret(address: str) -> None:
+    """A pin is shown, kept with its environment and passed on: no place for a password.
+
+    Raises:
+        ValueError: there is one, or a query, which often holds one. It does not repeat the address.
+    """
+    parts = urlsplit(address)
+    user, at, _ = parts.netloc.rpartition("@")
+    if (at and (parts.scheme != "ssh" or ":" in user)) or ("://" in address and parts.query):
+        raise ValueError(
+            "a pin holds no password, token or query, since it is written down and shown: put them into "
+            "~/.netrc, which uv, pip and git read"
+        )
 
 
 def load_pin(name_or_path: str) -> EnginePin:
@@ -151,7 +182,7 @@ def load_pin(name_or_path: str) -> EnginePin:
         DeployError: there is none, or its file is wrong.
     """
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        path = Path(name_or_path).expanduser()
+        path = whole_path(name_or_path)
         document = yaml_file.read(path)
         pin = yaml_file.validate(document, EnginePin)
         if pin.id != path.stem:
@@ -184,7 +215,7 @@ def pin_of_source(kind: str, source: str) -> EnginePin:
         address, _, commit = source.rpartition("@")
         given |= {"git": address, "commit": commit, "subdirectory": PACKAGE_FOLDER}
     elif kind == "path" or (kind == "wheel" and "://" not in source):
-        given[kind] = str(Path(source).expanduser().absolute())
+        given[kind] = str(whole_path(source))
     else:
         given[kind] = source
     return yaml_file.validate(yaml_file.Document(given, {(): yaml_file.Origin(f"--{kind}")}), EnginePin)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import read_regular
 from dflash_deploy.serving_env.pins import EnginePin
 
 _MAX_BYTES = 4 << 20
@@ -96,16 +97,13 @@ def read(path: Path, schema: type[_Any]) -> _Any | None:
         DeployError: it is there and wrong.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = read_regular(path, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise DeployError(
             f"{path}: cannot be read: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
         ) from error
-    if len(data) > _MAX_BYTES:
-        raise DeployError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", exit_code=ExitCode.INVALID_INPUT)
     try:
         return schema.model_validate_json(data)
     except ValidationError as error:
@@ -113,6 +111,7 @@ def read(path: Path, schema: type[_Any]) -> _Any | None:
         where = ".".join(str(part) for part in first["loc"])
         raise DeployError(
             f"{path}: not a record of this tool: {where + ': ' if where else ''}{first['msg']}",
+            fix=f"move {path} away",
             exit_code=ExitCode.INVALID_INPUT,
         ) from error
 

@@ -43,7 +43,7 @@ def remove(name: str, *, say: Say, force: bool = False) -> None:
 def _refuse_in_use(environment: Environment) -> None:
     users = list(usage.named_by_units(environment)) + list(usage.running_from(environment))
     if current.default_name() == environment.name:
-        users.insert(0, "tune and emit (`env use`)")
+        users.insert(0, "whatever names no interpreter (`env use`)")
     if users:
         raise DeployError(
             f"environment {environment.name} is in use by {', '.join(users[:5])}",

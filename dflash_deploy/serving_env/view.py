@@ -61,6 +61,17 @@ def list_json(
     }
 
 
+def list_lines(whole: Sequence[Environment], default: str | None) -> list[str]:
+    """Environments, a line each."""
+    lines = []
+    for one in whole:
+        mark = "*" if one.name == default else " "
+        what = "adopted" if one.adopted else one.record.made_at[:10]
+        version = one.record.packages.get("sglang", "?")
+        lines.append(f"{mark} {one.name:<24} SGLang {version:<14} {what:<10}  {one.prefix}")
+    return [printable(line, longest=4096) for line in lines]
+
+
 def backup_json(backup: Backup) -> dict[str, object]:
     """One backup."""
     record = backup.record
@@ -109,6 +120,8 @@ def show_sections(
     if environment is not None:
         record = environment.record
         made = f"{record.made_at} with {record.installer}, from {record.pin.source}"
+        if environment.adopted:
+            made = f"adopted {record.made_at}"
         rows = [("folder", str(environment.prefix)), ("made", made)]
         rows += [
             ("backup", f"{one.record.id}, {one.record.size_bytes / (1 << 30):.2f} GiB: {one.record.reason}")
@@ -135,7 +148,7 @@ def finding_lines(advice: Sequence[Advice]) -> list[str]:
         lines.append(f"{one.weight.name.lower()}: {one.text} [{one.id}]")
         if one.fix:
             lines.append(f"  fix: {one.fix}")
-    return lines
+    return [printable(line, longest=4096) for line in lines]
 
 
 def _engine_rows(about: Description) -> list[tuple[str, str]]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy import paths
+from dflash_deploy.cli import main
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.serving_env import trees
+from dflash_deploy.serving_env import environments, trees
 from dflash_deploy.serving_env.backup import (
     back_up,
     check_backup,
@@ -34,6 +37,7 @@ from dflash_deploy.serving_env.remove import remove
 
 from .conftest import Tool, ask
 
+NOBODY = 65534
 VERSION = "import sglang, torch; print(sglang.__version__, torch.__version__)"
 
 
@@ -133,29 +137,49 @@ def test_a_damaged_backup_is_not_put_back(damage, environment, said):
     assert trees.scan(environment.folder) == before
 
 
-# Each file operation of backup and restore in turn ends the process, as kill -9 would.
-_KILLER = """
-import atexit, os, sys
-count, last = 0, int(sys.argv[1])
-def hook(event, arguments):
-    global count
-    if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "os.symlink",
-                 "os.chmod", "os.utime", "os.truncate", "shutil.rmtree") and any(
-            isinstance(one, (str, bytes)) and "dflash-deploy" in os.fsdecode(one) for one in arguments):
-        count += 1
-        if count > last:
-            os.kill(os.getpid(), 9)
-sys.argv = ["dflash-deploy", *sys.argv[2:]]
-from dflash_deploy.cli import main
-atexit.register(lambda: print("steps:", count))
-sys.addaudithook(hook)
-main()
-"""
+_OPERATIONS = {
+    *("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "os.symlink"),
+    *("os.chmod", "os.utime", "os.truncate", "shutil.rmtree"),
+}
 
 
-def run_and_die(step: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _KILLER, str(step), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+def steps_until_death(last: int, *arguments: str) -> int | None:
+    """Run a command that its file operation number ``last`` ends, as kill -9 would.
+
+    Returns:
+        How many there were, None where it was ended. In a fork: what is imported need not be again.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def hook(event: str, given: tuple[object, ...]) -> None:
+            nonlocal count
+            if event in _OPERATIONS and any(
+                isinstance(one, str | bytes) and "dflash-deploy" in os.fsdecode(one) for one in given
+            ):
+                count += 1
+                if count > last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(1, 2)
+            sys.argv = ["dflash-deploy", *arguments]
+            sys.addaudithook(hook)
+            main()
+        except SystemExit as ended:
+            if not ended.code:
+                os.write(write, str(count).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        said = told.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert (status == 0 and said) or status == -signal.SIGKILL, arguments
+    return int(said) if said else None
 
 
 @pytest.fixture
@@ -178,23 +202,21 @@ def test_killed_at_any_step(command, tiny, said):
     before = trees.scan(tiny.folder)
     back_up(tiny, reason="", say=said.append)
     changed = before
-    whole = run_and_die(1_000_000, "env", command, "main")
-    assert whole.returncode == 0, whole.stderr
-    steps = int(whole.stdout.rpartition("steps:")[2])
+    steps = steps_until_death(1_000_000, "env", command, "main")
+    assert steps is not None
     if command == "restore":
         (tiny.folder / "changed").touch()
         changed = trees.scan(tiny.folder)
     # Copying, in the middle, is the same over and over; at both ends things change place.
-    for step in [*range(4), *range(4, steps - 12, steps // 3), *range(steps - 12, steps)]:
-        ended = run_and_die(step, "env", command, "main")
-        assert ended.returncode == -9, step
+    for step in [*range(8), *range(8, steps - 16, steps // 8), *range(steps - 16, steps)]:
+        assert steps_until_death(step, "env", command, "main") is None, step
         found = find_environment("main")
         assert found is not None
         assert trees.scan(found.folder) in (before, changed), step
         for backup in list_backups("main"):
             check_backup(backup, said.append)
             assert trees.scan(backup.tree) == before
-    assert run_and_die(1_000_000, "env", command, "main").returncode == 0
+    assert steps_until_death(1_000_000, "env", command, "main") is not None
     if command == "restore":
         assert trees.scan(tiny.folder) == before
     back_up(tiny, reason="last", say=said.append)
@@ -243,7 +265,7 @@ class TestUse:
         assert default_python() == environment.python
         refused = tool("env", "remove", "main")
         assert refused.returncode == ExitCode.UNAVAILABLE
-        assert "in use by tune and emit" in refused.stderr
+        assert "in use by whatever names no interpreter" in refused.stderr
         assert find_environment("main") is not None
         assert tool("env", "remove", "main", "--force").returncode == 0
         assert default_name() is None
@@ -300,6 +322,50 @@ class TestUse:
         with pytest.raises(DeployError):
             remove("link", say=said.append, force=True)
         assert elsewhere.exists()
+
+    def test_links_within_are_removed_and_not_followed(self, environment, said, tmp_path):
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        (theirs / "photo").touch()
+        (environment.folder / "link").symlink_to(theirs)
+        (root() / ".main.restoring").symlink_to(theirs)
+        (root() / ".main.removing-1").symlink_to(theirs)
+        (root() / ".main.replaced").symlink_to(theirs)
+        remove("main", say=said.append)
+        assert not environment.folder.exists()
+        assert (theirs / "photo").exists()
+
+    def test_a_record_that_is_damaged_is_told_with_what_helps(self, environment, tool: Tool):
+        (environment.folder / ".complete").write_text("{")
+        done = tool("env", "list")
+        assert done.returncode == 0
+        assert f"fix: move {environment.folder / '.complete'} away" in done.stderr
+        assert tool("env", "remove", "main").returncode == ExitCode.INVALID_INPUT
+        assert engine_file(environment).exists()
+
+
+def test_a_tree_with_closed_folders_is_deleted(tmp_path):
+    tree = tmp_path / "tree"
+    inner = tree / "closed" / "more"
+    inner.mkdir(parents=True)
+    (inner / "file").touch()
+    for path in (inner / "file", inner, inner.parent, tree, tmp_path):
+        os.chown(path, NOBODY, -1) if os.geteuid() == 0 else None
+    for folder in (inner, inner.parent, tree):
+        folder.chmod(0)
+    child = os.fork()
+    if child == 0:
+        # As somebody whom closed folders stop, which they do not root.
+        status = 1
+        with contextlib.suppress(BaseException):
+            os.chdir(tmp_path)
+            if os.geteuid() == 0:
+                os.setuid(NOBODY)
+            environments.delete_tree(Path("tree"))
+            status = 0
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 _NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8).filter(

@@ -128,6 +128,13 @@ def test_constraints_are_kept_to(wheels, said, tmp_path):
     assert again.record.packages == first.record.packages
 
 
+def test_a_wheel_that_is_not_there_is_told_before_anything_is_made(said, tmp_path):
+    with pytest.raises(DeployError) as caught:
+        create("main", pin(version=None, wheel=str(tmp_path / "sglang-1-py3-none-any.whl")), say=said.append)
+    assert caught.value.exit_code is ExitCode.MISSING
+    assert said == []
+
+
 def test_a_release_that_is_not_there(said):
     with pytest.raises(DeployError) as caught:
         create("main", pin("0.5.99"), say=said.append)
@@ -183,11 +190,10 @@ def test_names_that_lead_elsewhere(name, said):
     ("installer", "moment", "number"),
     [
         ("pip", "installing ", signal.SIGKILL),
-        *(
-            pytest.param("uv", moment, number, marks=needs_uv)
-            for moment in ("making ", "installing ", "asking ")
-            for number in (signal.SIGKILL, signal.SIGTERM)
-        ),
+        pytest.param("uv", "making ", signal.SIGKILL, marks=needs_uv),
+        pytest.param("uv", "installing ", signal.SIGKILL, marks=needs_uv),
+        pytest.param("uv", "installing ", signal.SIGTERM, marks=needs_uv),
+        pytest.param("uv", "asking ", signal.SIGTERM, marks=needs_uv),
     ],
 )
 def test_cut_short_and_run_again(installer, moment, number, tool: Tool, tmp_path):
@@ -211,6 +217,9 @@ def test_cut_short_and_run_again(installer, moment, number, tool: Tool, tmp_path
         refused = tool("env", "use", "main")
         assert refused.returncode == ExitCode.MISSING
         assert "cut short" in refused.stderr
+    if number is signal.SIGKILL:
+        # Which pin it was need not be said again.
+        command = ["env", "create", "main", "--installer", installer]
     for _ in range(100):
         done = tool(*command)
         # An installer that dies with its parent may hold the lock for a moment.
@@ -251,12 +260,12 @@ def test_full_disk(wheels, said, tmp_path):
         big,
         "sglang",
         "0.5.23",
-        {"sglang/__init__.py": "", "sglang/big.bin": bytes(200 << 20)},
+        {"sglang/__init__.py": "", "sglang/big.bin": bytes(120 << 20)},
         ["torch==2.14.1"],
     )
     place = paths.data_dir()
     place.mkdir(parents=True)
-    script = 'mount -t tmpfs -o size=120m tmpfs "$1" && shift && "$@"; s=$?; ls -A "$DATA/envs" >&2; exit $s'
+    script = 'mount -t tmpfs -o size=80m tmpfs "$1" && shift && "$@"; s=$?; ls -A "$DATA/envs" >&2; exit $s'
     box = ["unshare", "-m", "sh", "-c", script, "sh", str(place)]
     probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(place)]
     if shutil.which("unshare") is None or subprocess.run(probe, check=False).returncode != 0:
@@ -302,6 +311,8 @@ class TestAdopted:
         assert made.adopted
         assert made.python == theirs / "bin" / "python"
         assert tool("env", "show", "conda", "--json").returncode == 0
+        doctor = tool("env", "doctor", "conda")
+        assert "env create NAME --replace" in doctor.stdout
         for command in (["backup", "conda"], ["create", "conda", "--replace", "--path", theirs]):
             done = tool("env", *command)
             assert done.returncode == ExitCode.USAGE, done.stderr

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_deploy.errors import DeployError, ExitCode
@@ -77,6 +77,31 @@ def test_wrong_files(lines, message, tmp_path):
     assert "mine.yaml:" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        {"version": "0.5.23", "extra_index_urls": "['https://me:s3cret@example.org/simple']"},
+        {"version": "0.5.23", "extra_index_urls": "['ftp://me:s3cret@example.org/simple']"},
+        {"version": "0.5.23", "extra_index_urls": "['https://example.org/simple?token=s3cret']"},
+        {"version": "0.5.23", "find_links": "['https://s3cret@example.org/wheels']"},
+        {"wheel": "https://me:s3cret@example.org/sglang-1-py3-none-any.whl"},
+        {"wheel": "https://example.org/get?token=s3cret/sglang-1-py3-none-any.whl"},
+        {"git": "https://s3cret@example.org/sglang.git", "commit": COMMIT},
+        {"git": "ssh://git:s3cret@example.org/sglang.git", "commit": COMMIT},
+    ],
+)
+def test_a_password_is_refused_and_not_repeated(lines, tmp_path):
+    with pytest.raises(DeployError) as caught:
+        load_pin(str(write(tmp_path, **lines)))
+    assert "~/.netrc" in caught.value.message
+    assert "s3cret" not in caught.value.message + str(caught.value.fix)
+
+
+def test_a_user_of_ssh_is_no_secret():
+    git = pin_of_source("git", f"ssh://git@github.com/sgl-project/sglang.git@{COMMIT}")
+    assert git.git == "ssh://git@github.com/sgl-project/sglang.git"
+
+
 def test_unknown():
     with pytest.raises(DeployError, match="did you mean") as caught:
         load_pin("sglang-0.5.32")
@@ -84,6 +109,9 @@ def test_unknown():
 
 
 @given(st.sampled_from(["version", "wheel", "git", "path"]), st.text(max_size=80))
+@example("path", "~nobody-of-that-name")
+@example("wheel", "~nobody-of-that-name/sglang-1-py3-none-any.whl")
+@example("wheel", "https://[/sglang-1-py3-none-any.whl")
 def test_any_source_is_a_pin_or_a_message(kind, source):
     try:
         pin = pin_of_source(kind, source)

@@ -21,6 +21,12 @@ def _pattern(text: str) -> str:
     return text
 
 
+def _beside(text: str) -> str:
+    if PurePosixPath(text).name != text:
+        raise ValueError(f"expected the name of a file beside the description, found {text!r}")
+    return text
+
+
 def _inside_package(text: str) -> str:
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
@@ -123,7 +129,7 @@ class Patch(_Part):
     bind: tuple[Pattern, ...] = Field(strict=False, default=())
     """Patterns whose named parts the edits of a function may use; the first that fits is taken."""
     edits: tuple[Edit, ...] = Field(strict=False, min_length=1)
-    insert: str | None = None
+    insert: Annotated[str, AfterValidator(_beside)] | None = None
     """File beside the description whose lines are put in before the first changed definition."""
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     decided_by: Literal["bmm_probe"] | None = None

@@ -153,7 +153,7 @@ def _read(tree: Tree, path: Path) -> Change:
         if path.stat().st_size > _MAX_RECORD_BYTES:
             raise wrong
         record: object = json.loads(read_bytes(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise wrong from error
     if not isinstance(record, dict) or any(field.name not in record for field in fields(Change)):
         raise wrong

@@ -38,9 +38,16 @@ def prepare(patch: Patch, found: Examination, parameters: Mapping[str, str]) -> 
     """The file with the patch in it.
 
     Raises:
-        DeployError: a parameter is missing or unknown, or the code cannot be changed safely.
+        DeployError: a parameter is missing, or the code cannot be changed safely.
     """
-    check_parameters(patch, parameters)
+    missing = patch.parameters.keys() - parameters.keys()
+    if missing:
+        name = min(missing)
+        raise DeployError(
+            f"{patch.name} needs a value for {name}: {patch.parameters[name].summary}",
+            fix=f"--set {name}={patch.parameters[name].choices[0]}",
+            exit_code=ExitCode.USAGE,
+        )
     assert found.content is not None  # noqa: S101 - the callers ask for a verdict of a file that was read
     assert found.reading is not None  # noqa: S101
     insertion = None
@@ -82,12 +89,13 @@ def apply(
             (everything is then as it was).
     """
     disk = disk or Disk()
+    check_parameters(patch, parameters)
     with ledger.locked(tree, wait_s=wait_s):
         _guarded(tree, lambda: _mend(tree, disk))
         found = examine(patch, tree, decision)
         verdict = found.verdict
         if verdict.kind is VerdictKind.APPLIED:
-            _require_same_parameters(patch, found, parameters)
+            _require_same_parameters(patch, tree, found, parameters)
             return verdict
         if verdict.kind is not VerdictKind.NEEDED:
             raise _refusal(patch, verdict)
@@ -201,7 +209,7 @@ def unified_diff(file: str, before: bytes, after: bytes) -> str:
 
 
 def check_parameters(patch: Patch, parameters: Mapping[str, str]) -> None:
-    """Every parameter has one of its values, and there are no others.
+    """Every parameter that is given is one of the patch's, and has one of its values.
 
     Raises:
         DeployError: otherwise.
@@ -214,14 +222,6 @@ def check_parameters(patch: Patch, parameters: Mapping[str, str]) -> None:
         if value not in known.choices:
             choices = ", ".join(known.choices)
             raise DeployError(f"{name}: expected one of {choices}, found {value!r}", exit_code=ExitCode.USAGE)
-    missing = patch.parameters.keys() - parameters.keys()
-    if missing:
-        name = min(missing)
-        raise DeployError(
-            f"{patch.name} needs a value for {name}: {patch.parameters[name].summary}",
-            fix=f"--set {name}={patch.parameters[name].choices[0]}",
-            exit_code=ExitCode.USAGE,
-        )
 
 
 def _change(patch: Patch, tree: Tree, parameters: Mapping[str, str], prepared: Prepared) -> ledger.Change:
@@ -374,7 +374,9 @@ def _digest(path: Path) -> str | None:
         return None
 
 
-def _require_same_parameters(patch: Patch, found: Examination, parameters: Mapping[str, str]) -> None:
+def _require_same_parameters(
+    patch: Patch, tree: Tree, found: Examination, parameters: Mapping[str, str]
+) -> None:
     assert found.entry is not None  # noqa: S101 - it is applied
     chosen = found.entry.change.parameters
     differs = {name for name, value in parameters.items() if chosen.get(name) != value}
@@ -382,7 +384,8 @@ def _require_same_parameters(patch: Patch, found: Examination, parameters: Mappi
         name = min(differs)
         raise DeployError(
             f"{patch.name} is applied already, with {name}={chosen.get(name)}",
-            fix=f"dflash-deploy patch revert {patch.name}, then apply it with {name}={parameters[name]}",
+            fix=f"dflash-deploy patch revert {patch.name} --env {tree.site_packages}, then apply it with "
+            f"{name}={parameters[name]}",
         )
 
 

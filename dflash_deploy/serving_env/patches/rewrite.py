@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dflash_deploy.serving_env.patches import syntax
 from dflash_deploy.serving_env.patches.description import WHOLE, Edit, Form, Patch, Way
-from dflash_deploy.serving_env.patches.source import Replacement, Source
+from dflash_deploy.serving_env.patches.source import Replacement, Source, UnreadableSourceError
 
 _PART = re.compile(r"\$\{([a-z_]+)\}|\$([a-z_]+)")
 _MARK = "# >>> dflash-deploy patch {name}"
@@ -55,8 +55,15 @@ def read(patch: Patch, source: Source) -> Reading:
     """Find the patch's anchors.
 
     Raises:
-        UnreadableSourceError: the module does not parse.
+        UnreadableSourceError: the module does not parse, or is nested too deeply to be looked through.
     """
+    try:
+        return _read(patch, source)
+    except RecursionError as error:
+        raise UnreadableSourceError("its code is nested too deeply to be looked through") from error
+
+
+def _read(patch: Patch, source: Source) -> Reading:
     functions = syntax.named(source.tree, patch.functions)
     defined = syntax.defined_names(source.tree)
     places = [place for function in functions for place in _places(patch, function)]

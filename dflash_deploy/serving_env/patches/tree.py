@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import read_regular
 
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^/]+)\.dist-info", re.IGNORECASE)
 _SITE_PACKAGES = (
@@ -28,6 +29,7 @@ _COMMIT = re.compile(
 )
 _LOCAL_COMMIT = re.compile(r"\+(?:.*\.)?g([0-9a-f]{7,40})")
 _MAX_BYTES = 64 << 20
+_LONGEST_VERSION = 200
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ def find_tree(environment: Path) -> Tree:
     Raises:
         DeployError: there is no such environment, no SGLang in it, or more than one.
     """
-    given = Path(os.path.abspath(environment.expanduser()))  # noqa: PTH100 - resolve() would leave the environment
-    if not given.exists():
+    # Path's own resolve() would leave the environment, and its expanduser() raises for nobody's ``~``.
+    given = Path(os.path.abspath(os.path.expanduser(environment)))  # noqa: PTH100, PTH111 - see above
+    if not os.path.exists(given):  # noqa: PTH110 - a name that is too long is none
         raise DeployError(f"{given}: no such environment", exit_code=ExitCode.MISSING)
     prefix = given
     if given.is_file():
@@ -122,13 +125,9 @@ def read_bytes(path: Path) -> bytes:
     """A file's content.
 
     Raises:
-        OSError: it cannot be read, or is larger than any file here may be.
+        OSError: it cannot be read, is no regular file, or is larger than any file here may be.
     """
-    with path.open("rb") as file:
-        content = file.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-        raise OSError(f"{path}: larger than {_MAX_BYTES >> 20} MiB")
-    return content
+    return read_regular(path, most_bytes=_MAX_BYTES)
 
 
 def _as_site_packages(folder: Path) -> Path | None:
@@ -184,11 +183,11 @@ def _editable_root(site_packages: Path, dist_info: Path) -> Path | None:
         if isinstance(origin, dict) and str(origin.get("url", "")).startswith("file://"):
             checkout = Path(unquote(urlsplit(str(origin["url"])).path))
             candidates += [checkout, checkout / "python", checkout / "src"]
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
     for pth in sorted(site_packages.glob("*.pth")):
         try:
-            lines = pth.read_text(errors="replace").splitlines()
+            lines = read_bytes(pth).decode(errors="replace").splitlines()
         except OSError:
             continue
         candidates += [
@@ -200,14 +199,13 @@ def _editable_root(site_packages: Path, dist_info: Path) -> Path | None:
 
 
 def _version(dist_info: Path) -> str:
-    with (dist_info / "METADATA").open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.lower().startswith("version:"):
-                return line.partition(":")[2].strip()
-            if not line.strip():
-                break
+    for line in read_bytes(dist_info / "METADATA").decode(errors="replace").splitlines():
+        if line.lower().startswith("version:"):
+            return line.partition(":")[2].strip()[:_LONGEST_VERSION]
+        if not line.strip():
+            break
     match = _DIST_INFO.fullmatch(dist_info.name)
-    return match["version"] if match else "unknown"
+    return match["version"][:_LONGEST_VERSION] if match else "unknown"
 
 
 def _commit(version: str, root: Path, dist_info: Path) -> str | None:
@@ -219,7 +217,7 @@ def _commit(version: str, root: Path, dist_info: Path) -> str | None:
         vcs = origin.get("vcs_info") if isinstance(origin, dict) else None
         if isinstance(vcs, dict) and isinstance(vcs.get("commit_id"), str):
             return str(vcs["commit_id"])[:40]
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
     try:
         found = _COMMIT.search(read_bytes(root / "sglang" / "_version.py").decode(errors="replace"))

@@ -174,9 +174,10 @@ def _from_structure(
         return told(VerdictKind.NEEDED, patch.symptom, fix=_apply_command(patch, tree))
     if decision is None or not decision.decided:
         reason = "the code is there to be changed; whether that helps here, only a measurement can say"
-        if decision is not None:
-            evidence += [decision.reason]
         fix = f"dflash-deploy patch check {patch.name} --env {tree.site_packages} --measure"
+        if decision is not None:
+            reason += f", and there is none: {decision.reason}"
+            fix = "measure on the machine that serves; or choose by hand: --set backend=cudnn --unmeasured"
         return told(VerdictKind.UNMEASURED, reason, fix=fix)
     evidence += decision.evidence
     if decision.backend is None:
@@ -215,7 +216,10 @@ def _missing(patch: Patch, tree: Tree, error: OSError, evidence: list[str]) -> t
     if not isinstance(error, FileNotFoundError):
         return (f"{patch.file} cannot be read: {error.strerror or error}",)
     record = tree.record
-    listed = record is not None and pip_record.entry(read_bytes(record), patch.file) is not None
+    try:
+        listed = record is not None and pip_record.entry(read_bytes(record), patch.file) is not None
+    except OSError:
+        listed = False
     missing = tree.missing_files() if record is not None else []
     if listed:
         evidence.append(f"pip's RECORD lists it, with {len(missing)} of SGLang's files that are not there")

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 
+from dflash_deploy.machine.text import printable
 from dflash_deploy.serving_env.patches.description import Patch
+from dflash_deploy.serving_env.patches.integrity import IntegrityVerdict
 from dflash_deploy.serving_env.patches.live import LiveCheck
 from dflash_deploy.serving_env.patches.tree import Tree
 from dflash_deploy.serving_env.patches.verdict import Verdict, VerdictKind
 
 SCHEMA_VERSION = 1
+_LONGEST = 4096
 _WORDS = {
     VerdictKind.NEEDED: "needed",
     VerdictKind.UNMEASURED: "to be measured",
@@ -74,9 +77,20 @@ def verdict_lines(verdict: Verdict, live: LiveCheck | None = None) -> Iterator[s
             f"tried by the serving interpreter: {words[live.outcome]}: {live.message}", mark="- "
         )
     if verdict.differences:
-        yield from (f"    {line}" for line in verdict.differences.splitlines())
+        yield from (f"    {printable(line, longest=400)}" for line in verdict.differences.splitlines())
     if verdict.fix:
-        yield f"  fix: {verdict.fix}"
+        yield f"  fix: {printable(verdict.fix, longest=_LONGEST)}"
+
+
+def verified_lines(verdict: IntegrityVerdict) -> Iterator[str]:
+    """The gate's answer for people."""
+    if verdict.intact:
+        patches = ", ".join(verdict.applied) or "none"
+        yield printable(f"SGLang {verdict.version} is intact; patches: {patches}", longest=_LONGEST)
+    for problem in verdict.problems:
+        yield printable(f"not to be started: {problem}", longest=_LONGEST)
+    if verdict.fix:
+        yield printable(f"  fix: {verdict.fix}", longest=_LONGEST)
 
 
 def patch_lines(patch: Patch) -> Iterator[str]:
@@ -90,13 +104,13 @@ def patch_lines(patch: Patch) -> Iterator[str]:
     for limit in patch.limits:
         yield from _indented(f"limit: {limit}")
     for name, parameter in patch.parameters.items():
-        yield from _indented(f"--set {name}=: {parameter.summary}; one of {', '.join(parameter.choices)}")
+        yield from _indented(f"--set {name}={'|'.join(parameter.choices)}: {parameter.summary}")
     yield from _indented(f"no longer wanted when: {patch.drop_when}")
 
 
 def environment_line(tree: Tree) -> str:
     """Which SGLang is looked at."""
-    return f"SGLang {tree.version} in {tree.root}"
+    return printable(f"SGLang {tree.version} in {tree.root}", longest=_LONGEST)
 
 
 def all_settled(verdicts: Sequence[Verdict]) -> bool:
@@ -107,4 +121,5 @@ def all_settled(verdicts: Sequence[Verdict]) -> bool:
 
 def _indented(text: str, *, mark: str = "") -> list[str]:
     indent = " " * (2 + len(mark))
-    return wrap(text, 100, initial_indent=f"  {mark}", subsequent_indent=indent, break_long_words=False)
+    shown = printable(" ".join(text.split()), longest=_LONGEST)
+    return wrap(shown, 100, initial_indent=f"  {mark}", subsequent_indent=indent, break_long_words=False)

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.files import write_atomic
+from dflash_deploy.serving_env import environments, records
 from dflash_deploy.serving_env.patches import ledger
 from dflash_deploy.serving_env.patches.tree import find_tree
+from dflash_deploy.serving_env.pins import pin_of_source
+from dflash_deploy.serving_env.records import EnvironmentRecord
 
 from .trees import DFLASH, FP8, METHOD, install, snapshot
 
@@ -85,6 +89,13 @@ def test_a_back_end_is_taken_by_hand_only_when_said_so(env: str) -> None:
     assert found["verdict"] == "applied"
     assert found["changed"] is True
     assert '+            backend="cudnn",' in found["diff"]
+    for value, status, said in (
+        ("nonsense", 2, "expected one of"),
+        ("cutlass", 1, f"revert {BMM} --env {env}"),
+    ):
+        other = patch("apply", BMM, "--env", env, "--set", f"backend={value}", "--unmeasured")
+        assert other.returncode == status
+        assert said in other.stderr
 
 
 def probe_record(folder: Path, outcome: str) -> Path:
@@ -127,10 +138,75 @@ def test_check_mends_what_was_cut_short_and_says_so(env: str) -> None:
     assert snapshot(Path(env)) == before
 
 
+def test_verify_is_a_gate(env: str) -> None:
+    assert patch("verify", "--env", env).returncode == 0
+    wanted = patch("verify", HEAD, "--env", env, "--version", "0.5.18")
+    assert wanted.returncode == 1
+    assert f"not to be started: the patch {HEAD} is not applied" in wanted.stderr
+    assert patch("apply", HEAD, "--env", env).returncode == 0
+    done = patch("verify", HEAD, "--env", env, "--json")
+    assert done.returncode == 0
+    told = json.loads(done.stdout)
+    assert (told["intact"], told["version"], told["applied"]) == (True, "0.5.18", [HEAD])
+    (Path(env) / DFLASH).write_text(METHOD)
+    gone = patch("verify", "--env", env)
+    assert gone.returncode == 1
+    assert "SGLang has been installed again over it" in gone.stderr
+    assert f"fix: dflash-deploy patch check --env {env}" in gone.stderr
+
+
+def test_a_name_is_the_environments_and_an_adopted_one_is_not_changed_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a folder of the same name that happens to stand here; and only its folder's own name changes it."""
+    venv = tmp_path / "theirs"
+    site_packages = install(venv / "lib" / "python3.11" / "site-packages")
+    (venv / "bin").mkdir()
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    pin = pin_of_source("path", str(venv))
+    record = EnvironmentRecord(
+        name="mine",
+        pin=pin,
+        made_at="",
+        made_by="",
+        installer="adopted",
+        python_version="3.11",
+        packages={},
+        adopted=str(venv),
+    )
+    stamp = environments.folder_of("mine") / environments.STAMP
+    write_atomic(stamp, records.write_text(record))
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = snapshot(venv)
+    found = json.loads(patch("check", "--env", "mine", "--json").stdout)
+    assert found["environment"]["site_packages"] == str(site_packages)
+    for words in (["apply", HEAD], ["revert"]):
+        refused = patch(*words, "--env", "mine")
+        assert refused.returncode == 2
+        assert f"--env {venv}" in refused.stderr
+    assert snapshot(venv) == before
+    assert patch("apply", HEAD, "--env", "mine", "--dry-run").returncode == 0
+    assert patch("apply", HEAD, "--env", str(venv)).returncode == 0
+    assert snapshot(venv) != before
+
+
+def test_nothing_of_an_environment_acts_on_a_terminal(tmp_path: Path) -> None:
+    env = install(
+        tmp_path, version="0.5.18", files={DFLASH: METHOD.replace("torch.matmul(", "'\x1b[31m'+p(")}
+    )
+    (env / "sglang-0.5.18.dist-info" / "METADATA").write_text("Name: sglang\nVersion: 0.5.18\x1b]0;x\x07\n")
+    for words in (["check"], ["apply", HEAD], ["verify", "--version", "1"]):
+        done = patch(*words, "--env", str(env))
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
         (["check", "--env", "/no/such/place"], 4, "no such environment"),
+        (["check", "--env", "x" * 300], 4, "no such environment"),
         (["check"], 2, "no environment is named"),
         (["check", "nonsense", "--env", "/"], 2, "no patch is named"),
         (["revert", HEAD], 2, "no environment is named"),

@@ -29,6 +29,8 @@ def test_an_unknown_patch_is_told_with_the_nearest() -> None:
         ("find: _raw_flashinfer_bmm_fp8(", "find: ((", "is not Python"),
         ("part: backend", "part: other", "has no part \\$other"),
         ("""replace: '"${backend}"'""", "replace: $missing", "no part is named"),
+        ("decided_by:", "insert: ../../evil.py\ndecided_by:", "name of a file beside"),
+        ("functions: [", "functions: !!python/object/apply:os.system [", "not supported"),
         ("check: check_bmm_backend", "check: ../../evil", "expected one of"),
         ("summary: another", "sumary: another", "did you mean 'summary'"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,23 @@ def test_a_module_that_does_not_parse_is_left(tmp_path: Path) -> None:
     assert "not valid Python" in found.reason
 
 
+def test_code_that_is_nested_too_deeply_is_left(tmp_path: Path) -> None:
+    for depth in (400, 900, 5000, 200_000):
+        branches = "".join(f"    elif x == {number}:\n        pass\n" for number in range(depth))
+        sums = " + ".join(["x"] * depth)
+        code = f"{METHOD}\n\ndef of_candidates(x):\n    y = {sums}\n    if y:\n        pass\n{branches}"
+        found = verdict(install(tmp_path / str(depth), files={DFLASH: code}))
+        assert found.kind in {VerdictKind.NEEDED, VerdictKind.DRIFTED}, depth
+    assert found.kind is VerdictKind.DRIFTED
+
+
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / DFLASH).unlink()
+    os.mkfifo(tmp_path / DFLASH)
+    assert verdict(tmp_path).kind is VerdictKind.FILE_MISSING
+
+
 def test_a_missing_file_is_never_read_as_fixed(tmp_path: Path) -> None:
     listed = install(tmp_path / "listed" / "site-packages")
     (listed / DFLASH).unlink()
@@ -93,7 +111,7 @@ def test_the_back_end_is_a_matter_of_measurement(tmp_path: Path) -> None:
     no_gpu = Decision(decided=False, backend=None, reason="no CUDA device is here to measure on")
     found = verdict(tmp_path, BMM, no_gpu)
     assert found.kind is VerdictKind.UNMEASURED
-    assert no_gpu.reason in found.evidence
+    assert no_gpu.reason in found.reason
     works = Decision(decided=True, backend=None, reason="cublas works")
     assert verdict(tmp_path, BMM, works).kind is VerdictKind.NOT_NEEDED
     fails = Decision(decided=True, backend="cudnn", reason="cublas fails")

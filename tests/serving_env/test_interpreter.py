@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.errors import DeployError
+from dflash_deploy.serving_env.describe import describe
+from dflash_deploy.serving_env.interpreter import ask
+
+MIB = 1 << 20
+
+
+def python(code: str, **more: object):  # type: ignore[no-untyped-def]
+    return ask([sys.executable, "-c", code], **({"timeout_s": 60} | more))  # type: ignore[arg-type]
+
+
+def test_an_answer_has_both_outputs_and_the_status(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getcwd()); sys.stderr.write('why'); sys.exit(3)"
+    answer = python(code, errors="kept", folder=tmp_path)
+    assert (answer.status, answer.output, answer.errors) == (3, f"{tmp_path}\n".encode(), b"why")
+    assert python(code).errors == b""
+
+
+def test_of_a_flood_the_end_is_kept() -> None:
+    answer = python(f"import sys\nfor _ in range(40): sys.stdout.write('x' * {MIB})\nprint('end')")
+    assert answer.status == 0
+    assert answer.output.endswith(b"xend\n")
+    assert len(answer.output) == 8 * MIB
+
+
+def test_what_never_ends_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+    )
+    slow = python(f"{code}time.sleep(600)", timeout_s=3)
+    assert slow.status is None
+    quick = python(code)
+    assert quick.status == 0
+    for answer in (slow, quick):
+        gone_by = time.monotonic() + 60
+        while Path(f"/proc/{int(answer.output)}/cmdline").exists() and time.monotonic() < gone_by:
+            if not Path(f"/proc/{int(answer.output)}/cmdline").read_bytes():
+                break  # ended, and not yet reaped by its new parent
+            time.sleep(0.05)
+        else:
+            assert not Path(f"/proc/{int(answer.output)}").exists()
+
+
+def test_an_interrupted_question_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def interrupt(process: object, *_more: object) -> bool:
+        started.append(process.pid)  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dflash_deploy.serving_env.interpreter._read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        python("import time; time.sleep(600)")
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "yes | head -c 30000000",
+        'printf \'DFLASH-DEPLOY-ENVIRONMENT {"python": "\\033[31m"}\\n\'',
+        "printf 'DFLASH-DEPLOY-ENVIRONMENT %s\\n' \"$(head -c 100000 /dev/zero | tr '\\0' '[')\"",
+        "sleep 600 & printf 'DFLASH-DEPLOY-ENVIRONMENT []\\n'",
+    ],
+)
+def test_an_interpreter_that_is_none_is_told_of(said: str, tmp_path: Path) -> None:
+    liar = tmp_path / "python"
+    liar.write_text(f"#!/bin/sh\n{said}\n")
+    liar.chmod(0o755)
+    with pytest.raises(DeployError, match="does not say what it has"):
+        describe(liar, imports=False)
