@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from dflash_deploy.checkpoint_tools import nvfp4
 from dflash_deploy.checkpoint_tools.head import CONFIG, INDEX, MODELOPT, Head, Shard, Source, read_source
 from dflash_deploy.checkpoint_tools.nvfp4 import Order
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.files import write_atomic
+from dflash_deploy.files import read_regular, write_atomic
 
 RECORD = "dflash-deploy.json"
 _PROGRESS = ".progress.json"
@@ -128,7 +129,7 @@ def make(plan: DenseHead, destination: Path, *, say: Say, save_every_bytes: int 
     Raises:
         DeployError: something stands there, the disk is full, or the source is damaged.
     """
-    destination = destination.expanduser().absolute()
+    destination = destination.absolute()
     if os.path.lexists(destination):
         raise DeployError(
             f"{destination} is there already",
@@ -137,7 +138,7 @@ def make(plan: DenseHead, destination: Path, *, say: Say, save_every_bytes: int 
         )
     half = destination.with_name(f".{destination.name}.making")
     try:
-        half.mkdir(parents=True, exist_ok=True)
+        _begin_folder(half)
         with _alone(half):
             done = _begin(plan, half)
             free, needed = shutil.disk_usage(half).free, plan.written_bytes - sum(done.values())
@@ -154,8 +155,8 @@ def make(plan: DenseHead, destination: Path, *, say: Say, save_every_bytes: int 
             _write_json(plan, half)
             linked = _link(plan.source, half, say)
             _check(plan, half)
-            (half / _PROGRESS).unlink()
             half.rename(destination)
+            (destination / _PROGRESS).unlink()
     except OSError as error:
         raise _told(error, half) from error
     say(
@@ -305,8 +306,7 @@ class _Work:
         # The bytes are on the disk before it is written down that they are.
         os.fsync(descriptor)
         self.done[name] = written
-        progress = {"key": _key(self.plan), "done": self.done}
-        write_atomic(self.folder / _PROGRESS, json.dumps(progress))
+        _save_progress(self.plan, self.folder, self.done)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -315,10 +315,42 @@ def _write_all(descriptor: int, data: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _begin(plan: DenseHead, half: Path) -> dict[str, int]:
-    """How much of each file was written of exactly this plan; what is of another one goes."""
+def _begin_folder(half: Path) -> None:
+    """A folder of ours for what is half-made: new, or left by a making that was cut short.
+
+    Raises:
+        DeployError: something else has that name, or somebody else put it there.
+    """
+    half.parent.mkdir(parents=True, exist_ok=True)
     try:
-        told = json.loads((half / _PROGRESS).read_bytes()[: 1 << 20])
+        half.mkdir()
+    except FileExistsError:
+        about = half.lstat()
+        ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+        names = [path.name for path in half.iterdir()] if ours else []
+        if ours and (_PROGRESS in names or all(name.startswith(f".{_PROGRESS}.") for name in names)):
+            return
+        raise DeployError(
+            f"{half} is there and was not made by this tool; it is left alone",
+            fix="move it away, or give another folder",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from None
+
+
+def _begin(plan: DenseHead, half: Path) -> dict[str, int]:
+    """How much of each file was written of exactly this plan; everything else goes."""
+    done = _progress(plan, half)
+    for leftover in half.iterdir():
+        # The note of progress says that the folder is ours, also when this is cut short.
+        if leftover.name not in done and leftover.name != _PROGRESS:
+            leftover.unlink()
+    _save_progress(plan, half, done)
+    return done
+
+
+def _progress(plan: DenseHead, half: Path) -> dict[str, int]:
+    try:
+        told = json.loads(read_regular(half / _PROGRESS, most_bytes=1 << 20))
         if told["key"] == _key(plan):
             sizes = dict(plan.written)
             return {
@@ -328,9 +360,11 @@ def _begin(plan: DenseHead, half: Path) -> dict[str, int]:
             }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    for leftover in half.iterdir():
-        leftover.unlink()
     return {}
+
+
+def _save_progress(plan: DenseHead, half: Path, done: dict[str, int]) -> None:
+    write_atomic(half / _PROGRESS, json.dumps({"key": _key(plan), "done": done}))
 
 
 def _key(plan: DenseHead) -> str:
@@ -414,7 +448,7 @@ def _excluded(declared: Fields, head: Head, *, default: str) -> dict[str, Json]:
 def _link(source: Source, half: Path, say: Say) -> int:
     """The other files: hard links where that can be, so that the new folder stands when the old one goes."""
     made = 0
-    ours = {shard.name for shard in source.touched} | {CONFIG, MODELOPT, INDEX, RECORD}
+    ours = {shard.name for shard in source.touched} | {CONFIG, MODELOPT, INDEX, RECORD, _PROGRESS}
     for name in source.folder.names():
         real = (source.folder.path / name).resolve()
         if name in ours or not is_plain(name) or not real.is_file():

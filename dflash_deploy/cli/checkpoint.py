@@ -51,7 +51,7 @@ def dense_head(
     from dflash_deploy.checkpoint_tools.dense_head import look, make
     from dflash_deploy.tune.signals import stop_once
 
-    plan = look(source.expanduser(), order=nibble_order, reference=reference)
+    plan = look(source, order=nibble_order, reference=reference)
     head = plan.source.head
     if not json:
         typer.echo(f"{head.module}: {head.rows:,} x {head.columns:,} in NVFP4, {plan.order}")
@@ -64,5 +64,5 @@ def dense_head(
         with stop_once():
             make(plan, destination, say=lambda line: typer.echo(line, err=True))
     if json:
-        made = None if dry_run else str(destination.expanduser().absolute())
+        made = None if dry_run else str(destination.absolute())
         typer.echo(dumps({"schema_version": 1, "made": made, **plan.as_json()}, indent=2))

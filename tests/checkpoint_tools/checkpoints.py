@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import struct
+import subprocess
+import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -43,9 +46,7 @@ def random_head(rows: int, columns: int, *, seed: int = 0, inverse: bool = False
     draw = random.Random(seed)  # noqa: S311 - data of a test
     packed = draw.randbytes(rows * columns // 2)
     # Any scale but the two that are no number.
-    scales = bytes(
-        draw.choice([b for b in range(256) if b & 0x7F != 0x7F]) for _ in range(rows * columns // 16)
-    )
+    scales = draw.randbytes(rows * columns // 16).translate(bytes.maketrans(b"\x7f\xff", b"\x7e\xfe"))
     return {
         "weight_packed" if inverse else "weight": ("U8", (rows, columns // 2), packed),
         "weight_scale": ("F8_E4M3", (rows, columns // 16), scales),
@@ -101,6 +102,41 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
     return folder
+
+
+def memory_mib_of_making_dense(folder: Path, rows: int) -> int:
+    """Make a head of so many rows of Qwen3.8-27B's dense; its packed numbers are a hole in the file."""
+    columns = 5120
+    source, dense = folder / "source", folder / "dense"
+    source.mkdir()
+    sizes: dict[str, tuple[str, list[int], int]] = {
+        "lm_head.weight": ("U8", [rows, columns // 2], rows * columns // 2),
+        "lm_head.weight_scale": ("F8_E4M3", [rows, columns // 16], rows * columns // 16),
+        "lm_head.weight_scale_2": ("F32", [], 4),
+    }
+    header, at = {}, 0
+    for name, (dtype, shape, size) in sizes.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with (source / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+        file.seek(-4, os.SEEK_END)
+        file.write(struct.pack("<f", 0.5))
+    (source / "config.json").write_text("{}")
+    code = (
+        "import resource, sys; from dflash_deploy.cli import main\n"
+        "try: main()\n"
+        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    command = [sys.executable, "-c", code, "checkpoint", "dense-head", str(source), str(dense)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    more_gib = rows * columns * (2 - 1 / 2 - 1 / 16) / (1 << 30)
+    assert f"{more_gib:.2f} GiB more VRAM" in done.stderr
+    assert (dense / "model.safetensors").stat().st_size > rows * columns * 2
+    (dense / "model.safetensors").unlink()
+    return int(done.stdout.split()[-1]) >> 10
 
 
 _E2M1 = [Fraction(n, 2) for n in (0, 1, 2, 3, 4, 6, 8, 12)]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import struct
@@ -17,7 +16,15 @@ from hypothesis import strategies as st
 from dflash_deploy.checkpoint_tools.dense_head import look, make
 from dflash_deploy.errors import DeployError, ExitCode
 
-from .checkpoints import bf16, nearest_bf16, read_tensors, reference_row, write_checkpoint, write_tensors
+from .checkpoints import (
+    bf16,
+    memory_mib_of_making_dense,
+    nearest_bf16,
+    read_tensors,
+    reference_row,
+    write_checkpoint,
+    write_tensors,
+)
 
 COMMAND = [sys.executable, "-m", "dflash_deploy", "checkpoint", "dense-head"]
 
@@ -25,6 +32,10 @@ COMMAND = [sys.executable, "-m", "dflash_deploy", "checkpoint", "dense-head"]
 def made(source: Path, destination: Path, **options: object) -> Path:
     make(look(source, **options), destination, say=lambda _line: None)  # type: ignore[arg-type]
     return destination
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -128,9 +139,11 @@ def test_cut_short_and_gone_on_with(number, tmp_path):
     child.communicate()
     assert child.returncode != 0
     assert not (tmp_path / "dense").exists()
+    (tmp_path / ".dense.making" / ".config.json.left-by-a-kill").touch()
     again = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert re.search(r"going on at 8\.\d+ MiB", again)
     whole = made(source, tmp_path / "whole")
+    assert names(tmp_path / "dense") == names(whole)
     for path in whole.iterdir():
         assert (tmp_path / "dense" / path.name).read_bytes() == path.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "source", "whole"]
@@ -144,27 +157,41 @@ def test_a_source_that_changed_is_not_gone_on_with(tmp_path):
     (half / ".progress.json").write_text(
         json.dumps({"key": "another", "done": {"model-00002-of-00002.safetensors": 100}})
     )
-    (half / "leftover").touch()
+    for name in ("leftover", ".config.json.x1y2z3"):
+        (half / name).touch()
     made(source, tmp_path / "dense")
     made(source, tmp_path / "again")
     for path in (tmp_path / "again").iterdir():
         assert (tmp_path / "dense" / path.name).read_bytes() == path.read_bytes()
-    assert not (tmp_path / "dense" / "leftover").exists()
+    assert names(tmp_path / "dense") == names(tmp_path / "again")
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "file"])
+def test_what_somebody_else_put_there_is_left_alone(what, tmp_path):
+    source = write_checkpoint(tmp_path / "source")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "photo").touch()
+    half = tmp_path / ".dense.making"
+    match what:
+        case "folder":
+            theirs.rename(half)
+            theirs = half
+        case "link":
+            half.symlink_to(theirs)
+        case "file":
+            half.touch()
+    with pytest.raises(DeployError, match="left alone"):
+        made(source, tmp_path / "dense")
+    assert names(theirs) == ["photo"]
+    assert not (tmp_path / "dense").exists()
 
 
 def test_full_disk_is_told_and_can_be_gone_on_with(tmp_path):
     import resource
 
     source = write_checkpoint(tmp_path / "source", rows=4096, columns=512)
-    command = [
-        sys.executable,
-        "-m",
-        "dflash_deploy",
-        "checkpoint",
-        "dense-head",
-        str(source),
-        str(tmp_path / "dense"),
-    ]
+    command = [*COMMAND, str(source), str(tmp_path / "dense")]
     done = subprocess.run(
         command,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
@@ -179,51 +206,14 @@ def test_full_disk_is_told_and_can_be_gone_on_with(tmp_path):
     assert (tmp_path / "dense" / "config.json").exists()
 
 
-def test_real_size_within_a_gibibyte(tmp_path):
-    """The head of Qwen3.8-27B: 248,320 by 5,120. Its packed numbers are a hole in the file: all are zero."""
-    rows, columns = 248_320, 5120
-    source = tmp_path / "source"
-    source.mkdir()
-    sizes = {
-        "lm_head.weight": ("U8", [rows, columns // 2], rows * columns // 2),
-        "lm_head.weight_scale": ("F8_E4M3", [rows, columns // 16], rows * columns // 16),
-        "lm_head.weight_scale_2": ("F32", [], 4),
-    }
-    header, at = {}, 0
-    for name, (dtype, shape, size) in sizes.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    with (source / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
-        file.seek(-4, os.SEEK_END)
-        file.write(struct.pack("<f", 0.5))
-    (source / "config.json").write_text("{}")
-    disk = os.statvfs(tmp_path)
-    if disk.f_bavail * disk.f_frsize < 4 << 30:
-        pytest.skip("needs 4 GiB of disk")
-    code = _CHILD.replace("save_every_bytes=1 << 20", "save_every_bytes=1 << 40")
-    code += "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    command = [sys.executable, "-c", code, str(source), str(tmp_path / "dense")]
-    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert int(output.split()[-1]) < 1 << 20  # KiB
-    assert (tmp_path / "dense" / "model.safetensors").stat().st_size > rows * columns * 2
-    assert "1.70 GiB more VRAM" in output
-    (tmp_path / "dense" / "model.safetensors").unlink()
+def test_memory_does_not_grow_with_the_head(tmp_path):
+    """A tenth of Qwen3.8-27B's, 242 MiB in BF16 beside some 180 of libraries; the real lane makes it whole."""
+    assert memory_mib_of_making_dense(tmp_path, rows=24_832) < 300
 
 
 def test_command(tmp_path):
     source = write_checkpoint(tmp_path / "source")
-    command = [
-        sys.executable,
-        "-m",
-        "dflash_deploy",
-        "checkpoint",
-        "dense-head",
-        str(source),
-        str(tmp_path / "dense"),
-    ]
+    command = [*COMMAND, str(source), str(tmp_path / "dense")]
     dry = subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True, check=True)
     told = json.loads(dry.stdout)
     assert told["made"] is None
@@ -267,7 +257,7 @@ def test_heads_that_are_refused(change, message, tmp_path):
     assert not (tmp_path / "dense").exists()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_are_told_of(data, tmp_path_factory):
     place = tmp_path_factory.mktemp("damaged")

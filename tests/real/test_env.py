@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.errors import ExitCode
-from tests.checkpoint_tools.checkpoints import write_checkpoint
+from tests.checkpoint_tools.checkpoints import memory_mib_of_making_dense, write_checkpoint
 
 from .conftest import RealSglang
 from .environment import SGLANG_VERSION
@@ -75,3 +76,9 @@ def test_a_dense_head_is_read_as_dense(sglang: RealSglang, tmp_path: Path) -> No
     command = [sglang.environment.python, "-c", load, dense / "model-00002-of-00002.safetensors"]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "torch.bfloat16"
+
+
+def test_the_head_of_a_real_size_needs_little_memory(tmp_path: Path) -> None:
+    if shutil.disk_usage(tmp_path).free < 4 << 30:
+        pytest.skip("needs 4 GiB of disk")
+    assert memory_mib_of_making_dense(tmp_path, rows=248_320) < 300
