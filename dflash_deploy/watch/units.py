@@ -54,13 +54,16 @@ def read_units() -> tuple[UnitState, ...]:
 
 
 def api_key_file(unit: UnitState) -> Path | None:
-    """The file that systemd hands the unit its API key from, None where it has none."""
-    shown = _systemctl(unit.manager, "show", "--property=LoadCredential", "--value", unit.name)
-    for line in shown.splitlines():
-        name, _, path = line.partition(":")
-        if name == _KEY_CREDENTIAL and path.startswith("/"):
-            return Path(path)
-    return None
+    """The file that systemd takes the unit's API key from, as its unit says; None where it has none.
+
+    (`systemctl show` does not print credentials, and their copies are hidden from other units.)
+    """
+    found = None
+    for line in _systemctl(unit.manager, "cat", unit.name).splitlines():
+        name, _, path = line.removeprefix("LoadCredential=").partition(":")
+        if line.startswith("LoadCredential=") and name == _KEY_CREDENTIAL and path.startswith("/"):
+            found = Path(path.replace("%%", "%"))
+    return found
 
 
 def restart(unit: UnitState) -> str | None:
