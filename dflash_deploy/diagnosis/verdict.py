@@ -24,7 +24,11 @@ _NEAR = 400
 # What differs between two starts of one command.
 _OWN_OF_A_START = frozenset({"random_seed", "port", "nccl_port", "dist_init_addr", "node_rank"})
 _SECRET = re.compile(
-    r"((?:api[-_]?key|token|authorization)['\"]?\s?[=: ]\s?['\"]?(?:bearer )?)[\w.-]{6,200}", re.IGNORECASE
+    r"(--[a-z-]{0,20}api-key[= ]|"
+    r"(?:api[-_]?key|(?:access|auth|hf|hub)[-_]?token|password|secret|authorization)['\"]?\s?[=:]\s?['\"]?"
+    r"(?:bearer |basic )?)[^\s'\",;)]{4,300}"
+    r"|\b(?:hf_|sk-|ghp_|nvapi-)[\w-]{8,200}",
+    re.IGNORECASE,
 )
 
 
@@ -282,4 +286,4 @@ def _unnamed(unknown: UnknownFailure) -> Finding:
 
 def hidden(text: str) -> str:
     """The text without keys and tokens, which no output may repeat."""
-    return _SECRET.sub(r"\1***", text)
+    return _SECRET.sub(lambda found: f"{found[1] or ''}***", text)

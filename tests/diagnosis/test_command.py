@@ -148,6 +148,7 @@ def test_a_report_can_be_shown_to_others():
 @pytest.mark.parametrize(
     ("text", "gone"),
     [
+        ("--api-key abcdefgh12345 --port 1", "abcdefgh12345"),
         ("Authorization: Bearer abcdefgh12345", "abcdefgh12345"),
         ("https://me:pw123456@proxy:80/x", "pw123456"),
         ("Aug 24 13:33:00 bigbox python[1]: x", "bigbox"),
@@ -162,7 +163,10 @@ def test_what_is_private_is_taken_out(text, gone):
 
 
 def test_what_helps_others_stays():
-    text = "[2026-08-24 13:33:00 TP0] sglang 0.5.23 on 127.0.0.1:30000, 31.36 GiB, cuda 12.8.1"
+    text = (
+        "[2026-08-24 13:33:00 TP0] sglang 0.5.23 on 127.0.0.1:30000, #tokens: 44884, cuda 12.8.1, "
+        "fix_bos_eos_token: failed to read tokenizer_config.json"
+    )
     assert redacted(text) == text
 
 
