@@ -51,6 +51,7 @@ def plan(
             "--users",
             metavar="N",
             min=1,
+            max=100_000,
             help="People at once [default: the profile's, else --max-running-requests up to 8].",
         ),
     ] = None,

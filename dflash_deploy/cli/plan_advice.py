@@ -14,6 +14,7 @@ from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.speed import speculation_advice
 from dflash_deploy.plan.vram import Question
 
+_TIGHT_MIB = 1024.0
 _OWN_ARITHMETIC = "this plan's own arithmetic"
 
 
@@ -26,7 +27,7 @@ def advice_on(
         advise(_case(configuration, card, question), configuration.problems),
         plan_advice.advise(question, context_tokens=configuration.context_tokens),
         speculation_advice(question, output_tokens=configuration.output_tokens, tasks=configuration.tasks),
-        fits=budget.fits,
+        budget,
     )
 
 
@@ -59,14 +60,15 @@ def _merged(
     known: tuple[Advice, ...],
     planned: tuple[PlannedChange, ...],
     of_speculation: tuple[PlannedChange, ...],
-    *,
-    fits: bool,
+    budget: Budget,
 ) -> tuple[Advice, ...]:
     """What is known of flags, and changes that were planned; one that is both is told once."""
-    found = [_weighed(question, one) if one.weight is Weight.MEMORY else one for one in known]
+    found = [_weighed(question, budget, one) if one.weight is Weight.MEMORY else one for one in known]
     for one in planned:
+        if any(_against(other, one) for other in known):
+            continue
         weight = Weight.FITS if one.makes_fit else Weight.MEMORY
-        if fits and one.last_resort:
+        if budget.fits and one.last_resort:
             weight = Weight.NOTE
         same = next((at for at, other in enumerate(known) if _alike(other, one)), None)
         if same is None:
@@ -75,6 +77,10 @@ def _merged(
         text = f"{known[same].text}; {one.text}"
         found[same] = replace(known[same], text=text, flags=one.flags, weight=min(known[same].weight, weight))
     for one in of_speculation:
+        if any(dict(other.flags) == dict(one.flags) for other in known if other.flags):
+            continue
+        # The reason is worth more than the bare arithmetic of the same change.
+        found = [other for other in found if dict(other.flags) != dict(one.flags)]
         weight = Weight.NOTE if one.id == "draft-tokens-start" else Weight.SLOW
         found.append(Advice(one.id, one.text, one.flags, one.cost, "published comparisons", weight))
     return tuple(sorted(found, key=lambda advice: advice.weight))
@@ -82,17 +88,25 @@ def _merged(
 
 def _alike(known: Advice, planned: PlannedChange) -> bool:
     """Both change the same flags, if not to the same values; the plan's are worked out for this card."""
-    return bool(known.flags) and set(known.flags) == set(planned.flags) and known.weight is not Weight.NOTE
+    told = known.weight in (Weight.MEMORY, Weight.SLOW, Weight.REFUSED)
+    return told and bool(known.flags) and set(known.flags) == set(planned.flags)
 
 
-def _weighed(question: Question, advice: Advice) -> Advice:
+def _against(known: Advice, planned: PlannedChange) -> bool:
+    """What is known to go wrong with a flag is not to be undone by the plan's arithmetic."""
+    return known.weight is Weight.WRONG and bool(set(known.flags) & set(planned.flags))
+
+
+def _weighed(question: Question, budget: Budget, advice: Advice) -> Advice:
     """Advice on memory with what it brings here; where that is next to nothing, it is a note."""
     if not advice.flags:
-        return advice
+        tight = not budget.fits or budget.headroom_mib < _TIGHT_MIB
+        return advice if tight else replace(advice, weight=Weight.NOTE)
     gain = plan_advice.effect(question, advice.flags)
     if gain is None:
         return replace(advice, weight=Weight.NOTE)
-    return replace(advice, text=f"{advice.text}; without that: {gain}")
+    weight = advice.weight if budget.fits else Weight.FITS
+    return replace(advice, text=f"{advice.text}; without that: {gain}", weight=weight)
 
 
 def with_refusals(budget: Budget, advice: tuple[Advice, ...], configuration: Configuration) -> Budget:

@@ -70,19 +70,37 @@ def asked_card(asked: str) -> PlannedCard:
     Raises:
         DeployError: it is not known.
     """
-    number = re.fullmatch(r"([0-9]{1,7})(?:\s?MiB)?", asked.strip(), re.IGNORECASE)
+    text = asked.strip()
+    card = _by_number(text)
+    if card is not None:
+        return PlannedCard(card, card.memory_mib, 0.0, "asked for")
+    number = re.fullmatch(r"([0-9]{1,30})(?:\s?MiB)?", text, re.IGNORECASE)
     if number:
         memory_mib = int(number[1])
         if not 1024 <= memory_mib <= _MOST_MIB:
             raise DeployError(
-                f"--gpu {asked}: a card has between 1,024 and {_MOST_MIB:,} MiB",
+                f"--gpu {text[:40]}: a card has between 1,024 and {_MOST_MIB:,} MiB",
                 fix="give its memory in MiB, such as --gpu 32607",
                 exit_code=ExitCode.INVALID_INPUT,
             )
         card = next((one for one in list_cards() if one.memory_mib == memory_mib), None)
         return PlannedCard(card, memory_mib, 0.0, "by its memory")
+    if not text or re.fullmatch(r"[+-]?[0-9.]+\s*[a-z]{0,3}", text, re.IGNORECASE):
+        raise DeployError(
+            f"--gpu {text[:40]!r}: expected a card's name, or its memory in MiB as a whole number",
+            fix="nvidia-smi --query-gpu=memory.total --format=csv tells it; an RTX 5090 has 32607",
+            exit_code=ExitCode.INVALID_INPUT,
+        )
     card = match_card(asked, None) or load_card(asked.strip().casefold().replace(" ", "-"))
     return PlannedCard(card, card.memory_mib, 0.0, "asked for")
+
+
+def _by_number(text: str) -> Card | None:
+    """The card that people call by a bare number, such as 5090: nobody has one with 5,090 MiB."""
+    if not re.fullmatch(r"[0-9]{4}", text):
+        return None
+    found = [card_id for card_id in card_ids() if text in card_id.split("-")]
+    return load_card(found[0]) if len(found) == 1 else None
 
 
 def _card_here(env: Mapping[str, str]) -> PlannedCard | None:

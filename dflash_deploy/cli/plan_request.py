@@ -15,6 +15,7 @@ from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.launch import Flags
 from dflash_deploy.engine.sglang.advice import Advice
 from dflash_deploy.engine.sglang.bootlog import read_boot_log
+from dflash_deploy.engine.sglang.versions import nearest
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.calibration import Calibrated, calibrate
@@ -101,6 +102,8 @@ def answer(asked: Asked) -> Answer:
         env=configuration.env,
         terms=terms_for(card.memory_mib, card.card.compute_capability if card.card else None),
     )
+    meant = nearest(configuration.version)
+    notes = (*notes, *([meant.note] if meant.note else []))
     record = calibration.load(subject)
     question = prior if record is None else replace(prior, terms=record.corrected())
     calibrated = None

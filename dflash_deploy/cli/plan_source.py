@@ -15,11 +15,12 @@ from dflash_deploy.engine.sglang.flags import FlagProblem, FlagTable
 from dflash_deploy.engine.sglang.pasted.command import PastedCommand, read_text, read_words
 from dflash_deploy.engine.sglang.pasted.service import unit_text
 from dflash_deploy.engine.sglang.pasted.text import decoded
-from dflash_deploy.engine.sglang.versions import order
+from dflash_deploy.engine.sglang.pasted.words import MAX_CHARS, shown
 from dflash_deploy.errors import DeployError, ExitCode
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_LOG_BYTES = 16 << 20
+_VERSION = re.compile(r"v?\d{1,6}(?:\.\w{1,20}){1,5}(?:[+-][\w.-]{1,80})?")
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ def configuration_of(asked: Asked, log: str | None) -> Configuration:
     Raises:
         DeployError: nothing, or more than one thing, was given, or it cannot be read.
     """
-    if asked.sglang is not None and order(asked.sglang) == (0,):
+    if asked.sglang is not None and not _VERSION.fullmatch(asked.sglang.strip()):
         raise DeployError(
-            f"{asked.sglang!r} is no SGLang version",
+            f"{shown(asked.sglang)!r} is no SGLang version",
             fix="give one such as --sglang 0.5.23",
             exit_code=ExitCode.INVALID_INPUT,
         )
@@ -104,7 +105,8 @@ def configuration_of(asked: Asked, log: str | None) -> Configuration:
         text = unit_text(asked.unit)
         return _pasted(read_text(text, source=f"unit {asked.unit}", version=asked.sglang))
     if log is not None:
-        return _pasted(read_text(log, source=str(asked.from_log), version=asked.sglang))
+        # A server that has run for days has written more than a command can be; its settings come first.
+        return _pasted(read_text(log[:MAX_CHARS], source=str(asked.from_log), version=asked.sglang))
     raise DeployError(
         "nothing to plan was given",
         fix="dflash-deploy plan PROFILE (dflash-deploy profile list), or "
@@ -176,17 +178,20 @@ def _pasted(command: PastedCommand) -> Configuration:
 
 
 def _read_file(path: Path, most_bytes: int) -> str:
+    if path == Path():
+        raise DeployError("expected a file, found an empty name", exit_code=ExitCode.INVALID_INPUT)
+    named = shown(str(path), longest=200)
     try:
         # Opening a FIFO that nobody writes would wait for ever without O_NONBLOCK.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-                raise DeployError(f"{path}: expected a file", exit_code=ExitCode.INVALID_INPUT)
+                raise DeployError(f"{named}: expected a file", exit_code=ExitCode.INVALID_INPUT)
             os.set_blocking(descriptor, True)
             return decoded(file.read(most_bytes))
     except FileNotFoundError as error:
-        raise DeployError(f"{path}: no such file", exit_code=ExitCode.MISSING) from error
+        raise DeployError(f"{named}: no such file", exit_code=ExitCode.MISSING) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DeployError(f"{path}: cannot be read: {reason}", exit_code=ExitCode.INVALID_INPUT) from error
+        raise DeployError(f"{named}: cannot be read: {reason}", exit_code=ExitCode.INVALID_INPUT) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dflash_deploy.engine.sglang.advice import Weight
 from dflash_deploy.plan.explain import explained
+from dflash_deploy.plan.speed import starting_draft_tokens
 from dflash_deploy.plan.terms import Terms
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 _MOST_WIDTH = 80
 _LEAST_WIDTH = 40
+_OWN_ERROR_MIB = 400.0
+"""Peaks of published servers were predicted within this, but for the one at the edge."""
 _WITH_BAR = 68
 _BAR = 28
 _TOLD = 5
@@ -141,10 +144,10 @@ class _Page:
 
     def _all_advice(self, advice: tuple[Advice, ...], *, explain: bool) -> Iterator[str]:
         urgent = sum(one.weight in (Weight.REFUSED, Weight.WRONG) for one in advice)
-        told = advice if explain else advice[: max(urgent, _TOLD)]
-        if advice:
-            yield ""
-            yield "Advice, what matters most first"
+        worthwhile = sum(one.weight is not Weight.NOTE for one in advice)
+        told = advice if explain else advice[: max(urgent, min(worthwhile, _TOLD))]
+        yield ""
+        yield "Advice, what matters most first" if told else "There is nothing to advise."
         for number, one in enumerate(told, start=1):
             yield from self._advice(number, one, explain=explain)
         if not explain:
@@ -152,7 +155,7 @@ class _Page:
             yield ""
             yield from self.wrapped(
                 "--explain says how each figure comes about and what each advice costs"
-                + (f", with {more} more advice." if more > 0 else ".")
+                + (f", with {more} more notes and advice." if more > 0 else ".")
             )
 
     def _heading(self, answer: Answer) -> Iterator[str]:
@@ -193,11 +196,20 @@ class _Page:
 
     def _figures(self, answer: Answer) -> Iterator[str]:
         budget = answer.budget
+        if budget.kv_tokens:
+            yield from self._capacity(answer)
+        if budget.margin_mib:
+            yield from self.row("margin", f"the unknown may add {budget.margin_mib:,.0f} MiB")
+        yield from self.row("binding pool", budget.binding_pool or "none: a flag is the limit")
+
+    def _capacity(self, answer: Answer) -> Iterator[str]:
+        """What the pools hold; nothing is said of a start that ends before there are any."""
+        budget = answer.budget
         yield from self.row("KV tokens", f"{budget.kv_tokens:,}")
         if budget.slots_per_request:
             slots = f"{budget.state_slots} ({budget.slots_per_request} for each request)"
             yield from self.row("state slots", slots)
-        yield from self.row("requests", f"{budget.max_running_requests} at once")
+        yield from self.row("requests", f"{budget.max_running_requests:,} at once")
         people = "one user" if answer.users == 1 else f"each of {answer.users} users"
         yield from self.row("context", f"{budget.context_per_user:,} tokens for {people}")
         yield from self.row(
@@ -205,13 +217,15 @@ class _Page:
             f"{budget.headroom_mib:,.0f} MiB at the peak"
             + (f" (the driver keeps {budget.driver_mib:,.0f} besides)" if budget.driver_mib else ""),
         )
-        if budget.margin_mib:
-            yield from self.row("margin", f"the unknown may add {budget.margin_mib:,.0f} MiB")
-        yield from self.row("binding pool", budget.binding_pool or "none: a flag is the limit")
 
     def _verdict(self, budget: Budget) -> Iterator[str]:
         if budget.fits:
-            yield from self.row("verdict", "fits: it starts and serves")
+            doubt_mib = _OWN_ERROR_MIB + budget.margin_mib
+            barely = (
+                f"fits, by less than this prediction may be wrong ({doubt_mib:,.0f} MiB): leave more room"
+            )
+            close = budget.headroom_mib < doubt_mib
+            yield from self.row("verdict", barely if close else "fits: it starts and serves")
             return
         if budget.fails_at is None:
             yield from self.row("verdict", f"does not fit: {-budget.headroom_mib:,.0f} MiB are missing")
@@ -222,12 +236,13 @@ class _Page:
             yield from self.row("", budget.failure)
 
     def _speed(self, answer: Answer, speed: Speed, *, explain: bool) -> Iterator[str]:
-        yield from self.row("speed", f"{_range(speed.user_tokens_per_s)} tokens/s for one user (predicted)")
+        each = "one user" if speed.users == 1 else f"each of {speed.users} users"
+        yield from self.row("speed", f"{_range(speed.user_tokens_per_s)} tokens/s for {each} (predicted)")
         if answer.alone is not None and speed.users > 1:
             yield from self.row(
                 "",
-                f"alone {_range(answer.alone.user_tokens_per_s)}; {speed.users} at once "
-                f"{_range(speed.total_tokens_per_s)} together",
+                f"{_range(speed.total_tokens_per_s)} together; "
+                f"{_range(answer.alone.user_tokens_per_s)} for one user alone",
             )
         share = f"{speed.share.low:.0%} to {speed.share.high:.0%}"
         yield from self.row(
@@ -244,6 +259,14 @@ class _Page:
             )
         if explain:
             yield from self.row("", _rests_on(speed))
+            if speed.accept_length is not None:
+                tasks = answer.configuration.tasks
+                start = f"{starting_draft_tokens(tasks)} for this load" if tasks else "8"
+                yield from self.row(
+                    "",
+                    f"draft tokens to begin with: {start} (8 for instructions, code and mathematics, "
+                    "6 for a mix, 4 for free prose)",
+                )
 
     def _correction(self, correction: Correction, budget: Budget) -> Iterator[str]:
         record, without = correction.record, correction.without

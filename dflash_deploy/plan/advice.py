@@ -11,6 +11,7 @@ from dflash_deploy.engine.sglang.versions import facts
 from dflash_deploy.errors import DeployError
 from dflash_deploy.plan.budget import Advice, Budget
 from dflash_deploy.plan.settings import Settings, read_settings
+from dflash_deploy.plan.terms import terms_for
 from dflash_deploy.plan.vram import Question, plan
 
 if TYPE_CHECKING:
@@ -18,8 +19,16 @@ if TYPE_CHECKING:
 
 _WORTH_MIB = 64.0
 _LAST_RESORTS = frozenset({"no-speculation", "no-radix", "text-only"})
+_COST_SPEED = frozenset(
+    {"draft-tokens-6", "draft-tokens-4", "smaller-chunk", "no-prefill-graphs", "no-radix"}
+)
+"""Not worth a word where memory is enough."""
 _SPARE_MIB = 768.0
 """Left free at the peak: long requests and images take some of it."""
+_HOST_NEEDS_MIB = 8192.0
+"""The same where the memory is the host's too: with less its guard ends the server."""
+_SHORT_TOKENS = 8192
+"""A context that is short for a conversation."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ def advise(question: Question, *, context_tokens: int | None = None) -> tuple[Ad
         if then is None:
             continue
         gain = _gain(now, then, question.users, context_tokens)
-        if gain is None:
+        if gain is None or (change.id in _COST_SPEED and _enough(now, question.users, context_tokens)):
             continue
         one = Advice(
             change.id,
@@ -72,13 +81,15 @@ def advise(question: Question, *, context_tokens: int | None = None) -> tuple[Ad
 
 
 def effect(question: Question, flags: Mapping[str, FlagValue | None]) -> str | None:
-    """What a change of flags brings in words; None where it brings nothing, or does harm.
+    """What a change of flags brings in words; None where it brings nothing, is not enough, or does harm.
 
     Raises:
         DeployError: the configuration itself cannot be planned.
     """
-    then = _with(question, flags)
-    return None if then is None else _gain(plan(question), then, question.users, None)
+    now, then = plan(question), _with(question, flags)
+    if then is None or not then.fits:
+        return None
+    return _gain(now, then, question.users, None)
 
 
 def _together(question: Question, now: Budget, context_tokens: int | None) -> Advice | None:
@@ -138,17 +149,13 @@ def _gain(now: Budget, then: Budget, users: int, context_tokens: int | None) -> 
     if not now.fits:
         if then.fits:
             return f"it fits: {figures}"
-        closer = _order(then) > _order(now) or (
-            then.fails_at == now.fails_at and then.headroom_mib - now.headroom_mib > _WORTH_MIB
-        )
-        return (
-            f"nearer, but not enough alone: {then.headroom_mib - now.headroom_mib:,.0f} MiB"
-            if closer
-            else None
-        )
-    wanting = now.max_running_requests < users or (
-        context_tokens is not None and now.context_per_user < context_tokens
-    )
+        if _order(then) > _order(now):
+            end = f"it then ends at {then.fails_at}" if then.fails_at else "memory is still short"
+            return f"nearer, but not enough alone: {end}"
+        gained = then.headroom_mib - now.headroom_mib
+        near = then.fails_at == now.fails_at and gained > _WORTH_MIB
+        return f"nearer, but not enough alone: {gained:,.0f} MiB" if near else None
+    wanting = _wanting(now, users, context_tokens)
     tight = now.headroom_mib < _SPARE_MIB
     if requests > 0 and now.max_running_requests < users:
         return figures
@@ -159,6 +166,15 @@ def _gain(now: Budget, then: Budget, users: int, context_tokens: int | None) -> 
     if tight and freed > _WORTH_MIB and not (wanting and tokens < 0):
         return f"frees {freed:,.0f} MiB: {figures}"
     return None
+
+
+def _wanting(now: Budget, users: int, context_tokens: int | None) -> bool:
+    wanted = _SHORT_TOKENS if context_tokens is None else context_tokens
+    return now.max_running_requests < users or now.context_per_user < wanted
+
+
+def _enough(now: Budget, users: int, context_tokens: int | None) -> bool:
+    return now.fits and now.headroom_mib >= _SPARE_MIB and not _wanting(now, users, context_tokens)
 
 
 def _requests(count: int) -> str:
@@ -211,7 +227,8 @@ def _changes(question: Question, now: Budget, context_tokens: int | None) -> Ite
             "keep the draft's keys and values in FP8",
             "the answers stay the same, the accept length may fall a little",
         )
-    yield from _limits(settings, now, users, context_tokens)
+    terms = question.terms or terms_for(question.card_memory_mib)
+    yield from _limits(settings, now, users, context_tokens, unified=terms.unified)
     if settings.prefill_sizes:
         yield _Change(
             "no-prefill-graphs",
@@ -294,8 +311,11 @@ def _state_changes(settings: Settings, users: int, question: Question) -> Iterat
         )
 
 
-def _limits(settings: Settings, now: Budget, users: int, context_tokens: int | None) -> Iterator[_Change]:
+def _limits(
+    settings: Settings, now: Budget, users: int, context_tokens: int | None, *, unified: bool
+) -> Iterator[_Change]:
     """The two levers on the KV pool: the fraction, and the number of tokens."""
+    spare_mib = _HOST_NEEDS_MIB + _SPARE_MIB if unified else _SPARE_MIB
     if now.fails_at is Stage.SIZING:
         for step in range(1, 8):
             fraction = round(min(settings.fraction + 0.02 * step, 0.97), 3)
@@ -308,11 +328,11 @@ def _limits(settings: Settings, now: Budget, users: int, context_tokens: int | N
                 )
             if fraction >= 0.97:
                 break
-    elif now.fits and now.headroom_mib > _SPARE_MIB + 256 and settings.max_tokens is None:
+    elif now.fits and now.headroom_mib > spare_mib + 256 and settings.max_tokens is None:
         before_mib = (
             now.total_mib - now.driver_mib - now.pool_mib("context") - now.pool_mib("other processes")
         )
-        more = (now.headroom_mib - _SPARE_MIB) / max(before_mib, 1)
+        more = (now.headroom_mib - spare_mib) / max(before_mib, 1)
         fraction = int(min(settings.fraction + more, 0.98) * 100) / 100
         if fraction > settings.fraction:
             yield _Change(

@@ -63,6 +63,8 @@ _COSTS: Mapping[str, Range] = MappingProxyType(
         "h200": Range(1.35, 1.6),
     }
 )
+_MOST_STEPS_PER_S = 700.0
+"""Launches and scheduling take more than a millisecond a step, however small the model."""
 _EAGER_COST = 3.2
 """Factor where decode graphs are off: 63.85 instead of 207.52 tokens/s."""
 
@@ -140,7 +142,8 @@ def estimate(
     read = question.target.read_bytes_per_token / settings.gpus + users * each
     roofline = card.bandwidth_gb_per_s * 1e9 / max(read, 1)
     share = _SHARES.get(card.id, _ANY_SHARE)
-    plain = Range(roofline, roofline).scaled(share.low, share.high)
+    reached = min(roofline, _MOST_STEPS_PER_S)
+    plain = Range(reached, reached).scaled(share.low, share.high)
     eager = 1.0 if settings.graph_batches else 1 / _EAGER_COST
     if not settings.speculation:
         total = plain.scaled(users, users)

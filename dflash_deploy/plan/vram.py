@@ -350,7 +350,7 @@ class _Walk:
         refused = self.refused
         tokens = sized.kv_tokens if sized else 0
         peak_mib = self.question.card_memory_mib - self.driver_mib - self.free_mib
-        unknown = _unknown(self.target, self.draft, settings)
+        unknown = _unknown(self.target, self.draft, settings, self.question.flags)
         margin_mib = _UNKNOWN_SHARE * peak_mib if unknown else 0.0
         reserved = {}
         if before_mib > 0:
@@ -392,7 +392,7 @@ class _Walk:
         return None if clamped else "target KV" if self.cells.target else "window KV"
 
 
-def _unknown(target: ModelCard, draft: ModelCard | None, settings: Settings) -> tuple[str, ...]:
+def _unknown(target: ModelCard, draft: ModelCard | None, settings: Settings, flags: Flags) -> tuple[str, ...]:
     found = []
     if family_of(target.architecture) is None:
         found.append(
@@ -403,6 +403,8 @@ def _unknown(target: ModelCard, draft: ModelCard | None, settings: Settings) -> 
         found.append("nothing is known of the draft: its weights and its KV cache are not counted")
     if settings.target_kv_bytes < 1:
         found.append("the KV cache of four bits has workspaces of its own, which are not counted")
+    if flags.get("enable-torch-compile") is True and settings.graph_batches:
+        found.append("torch.compile takes memory of its own for each captured batch, which is not counted")
     return tuple(found)
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,12 +36,12 @@ def run(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess
     )
 
 
-def planned(*arguments: str, text: str | None = None) -> dict[str, object]:
+def planned(*arguments: str, text: str | None = None) -> dict[str, Any]:
     done = run("--json", *arguments, text=text)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
     assert found["fits"] is (done.returncode == 0)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def test_a_pasted_command_that_fits():
@@ -187,6 +194,15 @@ def test_a_log_is_compared_with_the_plan(tmp_path: Path):
         (("--gup", "rtx-5090"), 2, "no such option"),
         (("--gpu", "rtx-5091", "--", *LAZY.split()), 4, "did you mean"),
         (("--gpu", "3", "--", *LAZY.split()), 3, "MiB"),
+        (("--gpu", "32 GB", "--", *LAZY.split()), 3, "MiB"),
+        (("--gpu", "", "--", *LAZY.split()), 3, "card's name"),
+        (("--gpu", "-5", "--", *LAZY.split()), 3, "MiB"),
+        (("--gpu", "9" * 25, "--", *LAZY.split()), 3, "MiB"),
+        (("--gpu", "rtx-5090", "--sglang", "0.5.23;rm", "--", *LAZY.split()), 3, "no SGLang version"),
+        (("--gpu", "rtx-5090", "--free-mib", "nan", "--", *LAZY.split()), 3, "cannot be free"),
+        (("--gpu", "rtx-5090", "--from", ""), 3, "empty name"),
+        (("--gpu", "rtx-5090", "--from-log", ""), 3, "empty name"),
+        (("--gpu", "rtx-5090", "--users", "0", "--", *LAZY.split()), 2, "--users"),
         (("--gpu", "rtx-5090", "--sglang", "latest", "--", *LAZY.split()), 3, "no SGLang version"),
         (("--gpu", "rtx-5090", "--", "python", "train.py"), 3, "no command that starts SGLang"),
         (("--gpu", "rtx-5090", "--", "sglang", "serve", "--port", "1"), 3, "names no model"),
@@ -207,6 +223,96 @@ def test_mistakes_end_in_words_and_a_status(arguments: tuple[str, ...], status: 
     assert (done.returncode, done.stdout) == (status, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_card_by_the_number_that_people_call_it():
+    """5090 is no card of 5,090 MiB."""
+    assert planned("--gpu", "5090", "--", *LAZY.split())["card"] == "rtx-5090"
+    assert planned("--gpu", "8192", "--", *LAZY.split())["card"] is None
+
+
+@pytest.mark.parametrize("version", ["0.4.9", "9.9.9", "0.5.23.dev7+gabcdef"])
+def test_a_release_that_is_not_known_is_said(version: str):
+    notes = planned("--gpu", "rtx-5090", "--sglang", version, "--", *LAZY.split())["notes"]
+    assert any("is taken" in note or "comes nearest" in note for note in notes)
+
+
+def test_the_log_of_a_server_that_ran_for_days(tmp_path: Path):
+    log = tmp_path / "server.log"
+    line = (
+        "[2026-08-25 10:00:00] Decode batch, #running-req: 1, #token: 1000, gen throughput (token/s): 200.0\n"
+    )
+    log.write_text(LOG + line * 20_000)
+    found = planned("--from-log", str(log), "--gpu", "rtx-pro-6000", "--sglang", "0.5.19")
+    assert found["observed"]["kv_tokens"]["observed"] == 644884
+
+
+def test_speed_is_told_with_what_it_rests_on():
+    found = planned("--gpu", "rtx-5090", "--users", "4", "rtx5090-four-users")
+    speed = found["speed"]
+    assert speed["kind"] == "predicted"
+    assert speed["users"] == 4
+    # Published: 719.84 tokens/s together, 192.30 for each; 207.52 for one alone.
+    assert speed["total_tokens_per_s"]["low"] <= 719.84 <= speed["total_tokens_per_s"]["high"]
+    assert speed["user_tokens_per_s"]["low"] <= 192.30 <= speed["user_tokens_per_s"]["high"]
+    assert speed["one_user_tokens_per_s"]["low"] <= 207.52 <= speed["one_user_tokens_per_s"]["high"]
+    documented = (Path(__file__).parents[2] / "docs" / "json.md").read_text().split("## plan --json")[1]
+    for key in speed:
+        assert f"`{key}`" in documented
+    shown = run("--gpu", "rtx-5090", "rtx5090-four-users").stdout
+    assert "tokens/s for each of 4 users (predicted)" in shown
+    assert "of it" in shown
+    assert planned("--gpu", "rtx-5090", "--", *COMMAND.split())["speed"] is None, "it does not start"
+
+
+def test_advice_said_to_make_it_fit_does():
+    fails = f"{LAZY} --mem-fraction-static 0.97".replace("--disable-prefill-cuda-graph ", "")
+    found = planned("--gpu", "rtx-5090", "--", *fails.split())
+    assert found["fits"] is False
+    fitting = [one for one in found["advice"] if one["weight"] == "fits"]
+    assert fitting
+    assert all("it fits" in one["text"] for one in fitting)
+    assert not any("not enough alone" in one["text"] for one in found["advice"])
+
+
+def test_a_plain_case_has_little_to_advise():
+    calm = f"{LAZY} --language-model-only".replace("0.85", "0.88")
+    shown = run("--gpu", "rtx-5090", "--", *calm.split()).stdout
+    advice = shown.split("dvice", 1)[1]
+    assert advice.count("change:") <= 2
+    assert (
+        "1 requests"
+        not in run("--gpu", "rtx-5090", "--explain", "--", *calm.split()).stdout.split("Advice")[1]
+    )
+
+
+def test_explanations_have_the_numbers():
+    shown = " ".join(run("--gpu", "rtx-5090", "--explain", "--", *LAZY.split()).stdout.split())
+    assert "2 requests (one of them padding) x 8 draft tokens x 75,497,472 bytes of one slot's state" in shown
+    assert "draft tokens to begin with" in shown
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_a_terminal_of_any_width(columns: int):
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "dflash_deploy", "plan", "rtx5090-single-user", "--gpu", "rtx-5090"],
+        stdout=slave,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+    ) as process:
+        os.close(slave)
+        text = b""
+        with suppress(OSError):
+            while part := os.read(master, 65536):
+                text += part
+        assert process.wait(60) == 0
+    os.close(master)
+    lines = text.decode().splitlines()
+    assert "KV tokens" in text.decode()
+    assert max(map(len, lines)) <= min(columns, 80)
 
 
 def test_without_a_card_the_list_of_cards_is_told():
