@@ -123,3 +123,29 @@ def test_json_has_the_documented_keys():
     assert told["pools"]["target KV"].keys() == {"mib", "kind"}
     assert {pool["kind"] for pool in told["pools"].values()} == {"exact", "empirical"}
     assert all(set(advice) == {"id", "text", "flags", "cost"} for advice in told["advice"])
+
+
+def test_what_costs_speed_is_not_advised_where_memory_is_enough():
+    roomy = question({**ONE_USER, "language-model-only": True, "mem-fraction-static": 0.88})
+    assert plan(roomy).headroom_mib > 1024
+    costly = {"draft-tokens-6", "draft-tokens-4", "smaller-chunk", "no-prefill-graphs", "no-radix"}
+    assert not costly & set(by_id(roomy))
+    assert costly & {advice.id for advice in advise(roomy, context_tokens=200_000)}
+
+
+def test_unified_memory_keeps_what_the_host_needs():
+    """The host's guard ends a server where less than 8 GiB are left."""
+    flags = {name: value for name, value in ONE_USER.items() if name != "mem-fraction-static"}
+    spark = question({**flags, "mem-fraction-static": 0.6}, card_memory_mib=124_610)
+    then = followed(spark, by_id(spark)["raise-fraction"])
+    assert then.headroom_mib >= 8192
+
+
+def test_a_step_that_is_not_enough_is_told_only_where_nothing_is():
+    hopeless = question({}, target=load_model_card("qwen3.8-27b-fp8"), draft=None)
+    told = advise(hopeless)
+    assert told
+    assert not any(advice.makes_fit for advice in told)
+    assert all("not enough alone" in advice.text for advice in told)
+    for asked in (question(UNCAPPED, 4), question(PLAIN_DEFAULTS)):
+        assert all(advice.makes_fit for advice in advise(asked))
