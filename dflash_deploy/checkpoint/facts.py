@@ -20,8 +20,8 @@ LOADING_GIB = 0.13
 
 _CARD_AGREES = 0.015
 """Share by which a card's measured size may differ from the headers and still be of the same checkpoint:
-0.3 GiB of 20. Revisions of one NVFP4 export lie between 19.70 and 20.14 GiB: where they differ more, a person's
-own files are right."""
+0.3 GiB of 20. Revisions of one NVFP4 export lie between 19.70 and 20.14 GiB: where they differ more, the
+person's own files are right."""
 
 _CARD_FORMATS = {"nvfp4": "fp4", "mxfp4": "fp4", "fp8 in blocks": "fp8"}
 
