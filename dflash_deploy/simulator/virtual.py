@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.engine.sglang.versions import NEWEST
@@ -94,7 +96,7 @@ def run_virtual(
         env: SGLang's environment variables.
         residuals: instead of those drawn from the seed.
     """
-    args = FlagTable.for_version(version).parser().parse_args(list(flags))
+    args = _parser(version).parse_args(list(flags))
     facts = load_card(card)
     hidden = residuals or draw_residuals(card, seed)
     log: list[str] = []
@@ -137,6 +139,11 @@ def run_virtual(
         vram_used_mib(up, scheduler),
         up,
     )
+
+
+@cache
+def _parser(version: str) -> argparse.ArgumentParser:
+    return FlagTable.for_version(version).parser()
 
 
 def vram_used_mib(up: Up, scheduler: Scheduler | None) -> int:

@@ -1,7 +1,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy.bench.prompts import TASKS, mixed_prompts, prompts_by_task
@@ -20,6 +20,7 @@ def test_the_order_is_always_the_same_and_a_longer_run_begins_like_a_shorter_one
     assert mixed_prompts(mix, 40)[:10] == mixed_prompts(mix, 10)
 
 
+@settings(deadline=None)
 @given(
     weights=st.dictionaries(st.sampled_from(TASKS), st.floats(0, 10), min_size=1).filter(
         lambda mix: sum(mix.values()) > 0.01

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy.engine.sglang.flags import FlagTable
@@ -21,8 +22,13 @@ from dflash_deploy.simulator.shipped import load_card
 from .conftest import DFLASH2, FOUR_USERS, NVFP4, ONE_USER
 
 
+@cache
+def parser_of(version: str) -> argparse.ArgumentParser:
+    return FlagTable.for_version(version).parser()
+
+
 def settings_of(flags: str, card: str = "rtx-5090", version: str = "0.5.23") -> Settings:
-    args: argparse.Namespace = FlagTable.for_version(version).parser().parse_args(flags.split())
+    args = parser_of(version).parse_args(flags.split())
     return resolve(args, card=load_card(card), version=version, env={})
 
 
@@ -168,6 +174,7 @@ def test_refused_arguments(flags: str, message: str) -> None:
     assert message in refused.value.message
 
 
+@settings(deadline=None)
 @given(fraction=st.floats(0.80, 0.97), draft_tokens=st.integers(1, 16), running=st.integers(1, 8))
 def test_more_fraction_never_means_fewer_tokens(fraction: float, draft_tokens: int, running: int) -> None:
     def tokens(share: float) -> int:
