@@ -7,8 +7,6 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from dflash_deploy.doctor.engine import Engine
 from dflash_deploy.doctor.finding import (
     Answer,
@@ -25,7 +23,7 @@ from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.engine.sglang.advice_case import Weight
 from dflash_deploy.errors import DeployError
 from dflash_deploy.serving_env.advice import Advice, Case, advise
-from dflash_deploy.serving_env.environments import list_environments, read_making
+from dflash_deploy.serving_env.environments import is_being_changed, list_environments, read_making
 from dflash_deploy.serving_env.patches import ledger
 from dflash_deploy.serving_env.remove import remove
 
@@ -244,7 +242,7 @@ def _was_cut_short(name: str) -> bool:
         making = read_making(name)
     except DeployError:
         return False
-    return making is not None and not psutil.pid_exists(making.pid)
+    return making is not None and not is_being_changed(name)
 
 
 def _engine(subject: Subject) -> Engine:

@@ -197,6 +197,21 @@ def changing(name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
+def is_being_changed(name: str) -> bool:
+    """Whether another process is at it right now."""
+    try:
+        descriptor = os.open(root() / f".{name}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _told(error: OSError) -> DeployError:
     where = error.filename or root()
     fix = None

@@ -126,7 +126,7 @@ def test_the_card_of_a_known_checkpoint_gives_the_measured_size(dflash2: Checkpo
 
 
 def test_own_files_win_over_a_card_of_another_revision(nvfp4: Checkpoint) -> None:
-    """Revisions of this export took 19.70 and 20.14 GiB: the card has one of them, the files are the person's."""
+    """Revisions of this export took 19.70 and 20.14 GiB: the card has one, the person's files are theirs."""
     card = nvfp4.model_card()
     assert card.loaded_gib == pytest.approx(19.75, abs=0.01)
     assert any("computed; the card qwen3.8-27b-nvfp4 says 20.14 GiB" in text for text in card.sources)

@@ -266,20 +266,12 @@ def test_an_interpreter_that_does_not_answer_is_a_failure_of_one_check(tmp_path:
 # Environments that were left half-made ----------------------------------------------------
 
 
-def leave_half_made(name: str, pid: int) -> Path:
+def leave_half_made(name: str) -> Path:
     folder = environments.folder_of(name)
     (folder / "lib").mkdir(parents=True)
-    making = records.Making(
-        name=name, pid=pid, began_at=environments.now(), pin=pin_of_source("version", "0.5.23")
-    )
+    making = records.Making(name=name, began_at=environments.now(), pin=pin_of_source("version", "0.5.23"))
     environments.making_file(name).write_text(records.write_text(making))
     return folder
-
-
-def ended_process() -> int:
-    done = subprocess.Popen([sys.executable, "-c", "pass"])
-    done.wait()
-    return done.pid
 
 
 def test_no_environment_is_half_made():
@@ -287,7 +279,7 @@ def test_no_environment_is_half_made():
 
 
 def test_what_a_cut_short_making_left_is_told_and_can_be_removed():
-    folder = leave_half_made("main", ended_process())
+    folder = leave_half_made("main")
     answer = checks.half_made(subject())
     assert answer.status is Status.WARN
     assert answer.fix == "dflash-deploy env create main"
@@ -298,10 +290,9 @@ def test_what_a_cut_short_making_left_is_told_and_can_be_removed():
 
 
 def test_an_environment_that_is_being_made_is_left_alone():
-    import os
-
-    leave_half_made("main", os.getpid())
-    answer = checks.half_made(subject())
+    with environments.changing("main"):
+        leave_half_made("main")
+        answer = checks.half_made(subject())
     assert answer.status is Status.WARN
     assert answer.repair is None
 
