@@ -114,20 +114,20 @@ def create(
 
 @app.command("list")
 def list_(json: _Json = False) -> None:
-    """List environments: what each was made from, and which one is taken."""
+    """List environments, which one is taken, and backups, also those of environments that are gone."""
+    from dflash_deploy.serving_env.backup import all_backups
     from dflash_deploy.serving_env.current import default_name
     from dflash_deploy.serving_env.environments import list_environments
     from dflash_deploy.serving_env.view import list_json, list_lines
 
     whole, broken = list_environments()
+    backups = all_backups()
     default = default_name()
     if json:
-        _print_json(list_json(whole, broken, default))
+        _print_json(list_json(whole, broken, backups, default))
         return
-    for line in list_lines(whole, default):
+    for line in list_lines(whole, backups, default):
         typer.echo(line)
-    if not whole:
-        typer.echo("No environment yet: dflash-deploy env create sglang-0.5.23")
     for bad in broken:
         _say(f"not an environment: {bad.name}: {bad.problem}")
         _say(f"  fix: {bad.fix}")

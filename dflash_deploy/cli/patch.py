@@ -359,7 +359,7 @@ def _tree(env: str | None, *, to_change: bool = False) -> Tree:
             fix=f"name the folder itself: --env {named.prefix}",
             exit_code=ExitCode.USAGE,
         )
-    return find_tree(named.python)
+    return find_tree(named.prefix)
 
 
 def _parameters(settings: Sequence[str] | None) -> dict[str, str]:

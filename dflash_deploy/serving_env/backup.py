@@ -57,11 +57,11 @@ def list_backups(name: str) -> list[Backup]:
     return found
 
 
-def names() -> list[str]:
-    """Environments that have backups, whether they are there or not."""
+def all_backups() -> list[Backup]:
+    """Whole backups by environment, also of environments that are gone."""
     with suppress(FileNotFoundError):
         folders = sorted(folder.name for folder in (paths.data_dir() / "backups").iterdir())
-        return [name for name in folders if list_backups(name)]
+        return [backup for name in folders if environments.is_name(name) for backup in list_backups(name)]
     return []
 
 
@@ -113,16 +113,6 @@ def back_up(environment: Environment, *, reason: str, say: Say) -> Backup:
     made = find_backup(environment.name, backup_id)
     say(f"backup {backup_id} of {environment.name}: {made.record.entries} entries")
     return made
-
-
-def check_backup(backup: Backup, say: Say) -> None:
-    """Compare a backup with its digests.
-
-    Raises:
-        DeployError: it is not what was put there.
-    """
-    found = trees.scan(backup.tree, _progress(say, backup.record.size_bytes))
-    _compare(backup, found)
 
 
 def restore(name: str, backup_id: str | None, *, say: Say, force: bool = False) -> Environment:
@@ -242,10 +232,10 @@ def _need_space(place: Path, size: int, name: str) -> bool:
     """
     if trees.can_share_blocks(place):
         return True
-    free = shutil.disk_usage(place).free
-    if free < size + _SPARE_BYTES:
+    free, need = shutil.disk_usage(place).free, size + _SPARE_BYTES
+    if free < need:
         raise DeployError(
-            f"{place} has too little space for a copy: {size / (1 << 30):.2f} GiB are needed (measured), "
+            f"{place} has too little space for a copy: {need / (1 << 30):.2f} GiB are needed (measured), "
             f"{free / (1 << 30):.2f} GiB are free",
             fix=f"free some space, or delete an old backup: dflash-deploy env remove {name} --backup ID",
             exit_code=ExitCode.UNAVAILABLE,

@@ -193,7 +193,7 @@ class _Stamp:
 def _make(name: str, stamp: _Stamp, python: str, *, installer: Installer, say: Say, lock: int) -> Environment:
     pin = stamp.pin
     folder = environments.folder_of(name)
-    note = records.Making(name=name, pin=pin, began_at=environments.now(), pid=os.getpid())
+    note = records.Making(name=name, pin=pin, began_at=environments.now())
     write_atomic(environments.making_file(name), records.write_text(note))
     log_path = paths.state_dir() / "env" / f"{name}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)

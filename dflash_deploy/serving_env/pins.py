@@ -219,12 +219,3 @@ def pin_of_source(kind: str, source: str) -> EnginePin:
     else:
         given[kind] = source
     return yaml_file.validate(yaml_file.Document(given, {(): yaml_file.Origin(f"--{kind}")}), EnginePin)
-
-
-def list_pins() -> list[EnginePin]:
-    """All known pins, by id.
-
-    Raises:
-        DeployError: a wrong file.
-    """
-    return [load_pin(pin_id) for pin_id in catalogue.files(KIND)]

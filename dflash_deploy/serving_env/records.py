@@ -54,7 +54,6 @@ class Making(_Record):
     name: _Word
     pin: EnginePin
     began_at: _Word
-    pid: int
 
 
 class BackupRecord(_Record):

@@ -50,7 +50,10 @@ def environment_json(environment: Environment, *, default: bool) -> dict[str, ob
 
 
 def list_json(
-    whole: Sequence[Environment], broken: Sequence[Broken], default: str | None
+    whole: Sequence[Environment],
+    broken: Sequence[Broken],
+    backups: Sequence[Backup],
+    default: str | None,
 ) -> dict[str, object]:
     """What ``env list --json`` prints."""
     return {
@@ -58,18 +61,27 @@ def list_json(
         "default": default,
         "environments": [environment_json(one, default=one.name == default) for one in whole],
         "unfinished": [asdict(one) for one in broken],
+        "backups": [backup_json(one) for one in backups],
     }
 
 
-def list_lines(whole: Sequence[Environment], default: str | None) -> list[str]:
-    """Environments, a line each."""
+def list_lines(whole: Sequence[Environment], backups: Sequence[Backup], default: str | None) -> list[str]:
+    """Environments and backups, a line each."""
     lines = []
     for one in whole:
         mark = "*" if one.name == default else " "
         what = "adopted" if one.adopted else one.record.made_at[:10]
         version = one.record.packages.get("sglang", "?")
         lines.append(f"{mark} {one.name:<24} SGLang {version:<14} {what:<10}  {one.prefix}")
+    if not whole:
+        lines.append("No environment yet: dflash-deploy env create sglang-0.5.23")
+    lines += [f"  backup of {one.record.name}: {_backup_words(one)}" for one in backups]
     return [printable(line, longest=4096) for line in lines]
+
+
+def _backup_words(backup: Backup) -> str:
+    record = backup.record
+    return f"{record.id}, {record.size_bytes / (1 << 30):.2f} GiB: {record.reason}"
 
 
 def backup_json(backup: Backup) -> dict[str, object]:
@@ -123,10 +135,7 @@ def show_sections(
         if environment.adopted:
             made = f"adopted {record.made_at}"
         rows = [("folder", str(environment.prefix)), ("made", made)]
-        rows += [
-            ("backup", f"{one.record.id}, {one.record.size_bytes / (1 << 30):.2f} GiB: {one.record.reason}")
-            for one in backups
-        ]
+        rows += [("backup", _backup_words(one)) for one in backups]
         blocks.append(_section(environment.name, rows))
     blocks.append(_section("engine", _engine_rows(about)))
     blocks.append(_section("compilers", _tool_rows(about)))

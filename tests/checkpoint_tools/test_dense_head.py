@@ -207,7 +207,7 @@ def test_full_disk_is_told_and_can_be_gone_on_with(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_head(tmp_path):
-    """A tenth of Qwen3.8-27B's, 242 MiB in BF16 beside some 180 of libraries; the real lane makes it whole."""
+    """A tenth of Qwen3.8-27B's, 242 MiB in BF16 beside 180 of libraries; the real lane makes it whole."""
     assert memory_mib_of_making_dense(tmp_path, rows=24_832) < 300
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +18,8 @@ from dflash_deploy.cli import main
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.serving_env import environments, trees
 from dflash_deploy.serving_env.backup import (
+    Backup,
     back_up,
-    check_backup,
     find_backup,
     list_backups,
     remove_backup,
@@ -43,6 +44,11 @@ VERSION = "import sglang, torch; print(sglang.__version__, torch.__version__)"
 
 def engine_file(environment: Environment) -> Path:
     return next(environment.folder.glob("lib/python*/site-packages/sglang/__init__.py"))
+
+
+def assert_whole(backup: Backup) -> None:
+    manifest = trees.read_manifest(backup.folder / "manifest.jsonl")
+    assert list(trees.differences(manifest, trees.scan(backup.tree))) == []
 
 
 @pytest.fixture
@@ -75,7 +81,7 @@ def test_put_back_byte_for_byte(marked, said):
     (marked.folder / "extra" / "run").unlink()
     (marked.folder / "new").write_text("x")
     (marked.folder / "bin" / "sglang-say").chmod(0o600)
-    check_backup(made, said.append)
+    assert_whole(made)
     restored = restore("main", made.record.id, say=said.append)
     assert trees.scan(marked.folder) == before
     assert restored.record == marked.record
@@ -87,11 +93,13 @@ def test_put_back_byte_for_byte(marked, said):
     assert sorted(path.name for path in root().iterdir()) == [".main.lock", "main"]
 
 
-def test_a_removed_environment_is_put_back(marked, said):
+def test_a_removed_environment_is_put_back(marked, said, tool: Tool):
     before = trees.scan(marked.folder)
     back_up(marked, reason="", say=said.append)
     remove("main", say=said.append)
     assert list_environments() == ([], [])
+    (left,) = json.loads(tool("env", "list", "--json").stdout)["backups"]
+    assert f"backup of main: {left['id']}, " in tool("env", "list").stdout
     restore("main", None, say=said.append)
     assert trees.scan(marked.folder) == before
 
@@ -214,7 +222,7 @@ def test_killed_at_any_step(command, tiny, said):
         assert found is not None
         assert trees.scan(found.folder) in (before, changed), step
         for backup in list_backups("main"):
-            check_backup(backup, said.append)
+            assert_whole(backup)
             assert trees.scan(backup.tree) == before
     assert steps_until_death(1_000_000, "env", command, "main") is not None
     if command == "restore":

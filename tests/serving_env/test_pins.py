@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dflash_deploy import catalogue
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.serving_env.pins import DEFAULT_PIN, list_pins, load_pin, pin_of_source
+from dflash_deploy.serving_env.pins import DEFAULT_PIN, KIND, load_pin, pin_of_source
 
 COMMIT = "1cf2b8c000000000000000000000000000000000"
 
@@ -20,7 +21,7 @@ def write(folder: Path, **lines: str) -> Path:
 
 
 def test_shipped():
-    pins = {pin.id: pin for pin in list_pins()}
+    pins = {pin_id: load_pin(pin_id) for pin_id in catalogue.files(KIND)}
     assert {"sglang-0.5.23", "sglang-0.5.19"} <= set(pins)
     assert load_pin(DEFAULT_PIN).requirements() == ["sglang==0.5.23", "torch==2.14.1"]
     assert pins["sglang-0.5.19"].requirements() == ["sglang==0.5.19", "torch==2.13.0"]
