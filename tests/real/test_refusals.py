@@ -19,7 +19,7 @@ from dflash_deploy.server.process import Server
 from .conftest import HOST, RealSglang
 from .environment import SGLANG_VERSION, STUBS
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 
 def tune(sglang: RealSglang, *options: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from dflash_deploy.engine.sglang.command import speculation_flags
 from .conftest import HOST, Running, run
 from .environment import SGLANG_VERSION
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_users_at_once_get_every_token_and_sound_text(speculating, users):
         output_tokens=96,
         rounds=2,
         warm_up=1,
-        timeout_s=120,
+        timeout_s=600,
         accept_length=lambda: accept_length(speculating),
     )
     assert isinstance(measured, Measurement), measured
@@ -195,7 +195,7 @@ def generate(running: Running, prompt: str) -> tuple[str, float | None]:
             "text": prompt,
             "sampling_params": {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True},
         },
-        timeout=120,
+        timeout=600,
     )
     answer = response.raise_for_status().json()
     assert answer["meta_info"]["completion_tokens"] == 200

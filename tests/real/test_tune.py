@@ -18,11 +18,11 @@ from dflash_deploy import paths
 
 from .conftest import RealSglang
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2400)]
 
 STUDY = "real-lane"
 TRIALS = 4
-PATIENCE_S = 300
+PATIENCE_S = 900
 
 
 def test_a_study_that_is_killed_midway_is_resumed_and_finds_the_best(sglang, tmp_path):
