@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from dflash_deploy.serving_env.create import create
 from dflash_deploy.serving_env.environments import Environment
 from dflash_deploy.serving_env.pins import EnginePin
 
+from .command import run
 from .wheels import write_engine
 
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -82,13 +83,8 @@ def environment(said: list[str]) -> Environment:
 
 
 @pytest.fixture
-def tool() -> Iterator[Tool]:
+def tool() -> Tool:
     """Runs ``dflash-deploy`` as a process."""
-
-    def run(*arguments: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dflash_deploy", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **more)  # type: ignore[call-overload,no-any-return]
-
     return run
 
 

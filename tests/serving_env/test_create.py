@@ -16,15 +16,14 @@ from dflash_deploy.serving_env.backup import list_backups, restore
 from dflash_deploy.serving_env.create import create
 from dflash_deploy.serving_env.environments import find_environment, list_environments, making_file, root
 
-from .conftest import Tool, ask, needs_uv, pin, write_pin
+from .conftest import UV, Tool, ask, needs_uv, pin, write_pin
 from .wheels import write_wheel
 
 VERSION = "import sglang, torch; print(sglang.__version__, torch.__version__)"
 
 
-@pytest.mark.parametrize("installer", ["pip", pytest.param("uv", marks=needs_uv)])
-def test_made_from_a_release(installer, said, tool: Tool, tmp_path):
-    made = create("main", pin(), say=said.append, tool=installer)
+def test_made_from_a_release(said, tool: Tool):
+    made = create("main", pin(), say=said.append)
     assert ask(made.python, VERSION) == "0.5.23 2.14.1"
     assert Path(ask(made.python, "import sys; print(sys.prefix)")) == made.folder
     assert made.folder == paths.data_dir() / "envs" / "main"
@@ -33,7 +32,7 @@ def test_made_from_a_release(installer, said, tool: Tool, tmp_path):
     record = made.record
     assert record.packages["sglang"] == "0.5.23"
     assert record.packages["torch"] == "2.14.1"
-    assert record.installer.split()[0] == installer
+    assert record.installer.split()[0] == ("uv" if UV else "pip")
     assert record.installer.split()[1][0].isdigit()
     constraints = (made.folder / "constraints.txt").read_text().splitlines()
     assert {"sglang==0.5.23", "torch==2.14.1"} <= set(constraints)
@@ -227,7 +226,10 @@ def test_cut_short_and_run_again(installer, moment, number, tool: Tool, tmp_path
             break
     assert done.returncode == 0, done.stderr
     assert ask(Path(done.stdout.strip()), VERSION) == "0.5.23 2.14.1"
-    assert [one.name for one in list_environments()[0]] == ["main"]
+    (whole,) = list_environments()[0]
+    made_with, version = whole.record.installer.split()
+    assert made_with == installer
+    assert version[0].isdigit()
 
 
 def test_cut_short_while_an_old_one_is_replaced(environment, said, tool: Tool, tmp_path):
@@ -273,8 +275,8 @@ def test_full_disk(wheels, said, tmp_path):
     path = write_pin(tmp_path)
     tool = [sys.executable, "-m", "dflash_deploy", "env", "create", "main", "--pin", str(path)]
     done = subprocess.run(
-        [*box, *tool, "--installer", "pip"],
-        env={**os.environ, "PIP_FIND_LINKS": str(big), "PIP_NO_CACHE_DIR": "1", "DATA": str(place)},
+        [*box, *tool],
+        env={**os.environ, "PIP_FIND_LINKS": str(big), "UV_FIND_LINKS": str(big), "DATA": str(place)},
         capture_output=True,
         text=True,
         check=False,

@@ -13,6 +13,7 @@ from dflash_deploy.serving_env.patches import ledger
 from dflash_deploy.serving_env.patches.tree import find_tree
 from dflash_deploy.serving_env.pins import pin_of_source
 from dflash_deploy.serving_env.records import EnvironmentRecord
+from tests.serving_env.command import run
 
 from .trees import DFLASH, FP8, METHOD, install, snapshot
 
@@ -21,8 +22,7 @@ BMM = "bmm-fp8-backend"
 
 
 def patch(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "dflash_deploy", "patch", *words]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    return run("patch", *words)
 
 
 @pytest.fixture
