@@ -4,6 +4,8 @@ import json
 import runpy
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,32 @@ def test_the_probe_says_what_it_lacks_as_a_value() -> None:
 )
 def test_cudnn_versions_are_read(probe: dict[str, Any], number: int | None, text: str | None) -> None:
     assert probe["_cudnn_text"](number) == text
+
+
+def test_a_probe_that_is_killed_leaves_no_back_end_running(tmp_path: Path) -> None:
+    """One that hangs would keep the card's memory for ever."""
+    told = tmp_path / "pid"
+    child = (
+        f"import os, runpy, time; runpy.run_path({str(PROBE)!r})['_end_with_the_probe']();"
+        f"open({str(told)!r}, 'w').write(str(os.getpid())); os.rename({str(told)!r}, {str(told) + '-whole'!r});"
+        "time.sleep(600)"
+    )
+    code = (
+        f"import runpy, sys; runpy.run_path({str(PROBE)!r})['run_child']"
+        f"([sys.executable, '-c', {child!r}], load_timeout_s=600, call_timeout_s=600)"
+    )
+    probe = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        until(lambda: Path(f"{told}-whole").exists())
+    finally:
+        probe.kill()
+        probe.wait()
+    state = Path(f"/proc/{Path(f'{told}-whole').read_text()}/stat")
+    until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
