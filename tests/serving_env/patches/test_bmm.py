@@ -206,7 +206,8 @@ def test_a_probe_that_is_killed_leaves_no_back_end_running(tmp_path: Path) -> No
     told = tmp_path / "pid"
     child = (
         f"import os, runpy, time; runpy.run_path({str(PROBE)!r})['_end_with_the_probe']();"
-        f"open({str(told)!r}, 'w').write(str(os.getpid())); os.rename({str(told)!r}, {str(told) + '-whole'!r});"
+        f"open({str(told)!r}, 'w').write(str(os.getpid()));"
+        f"os.rename({str(told)!r}, {str(told) + '-whole'!r});"
         "time.sleep(600)"
     )
     code = (
