@@ -145,7 +145,7 @@ class EnginePin(BaseModel):
         match self.kind:
             case "git":
                 place = f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
-                first = f"{PACKAGE} @ git+{self.git}@{self.commit}{place}"
+                first = f"git+{self.git}@{self.commit}{place}"
             case "wheel":
                 _, hash_, digest = str(self.wheel).partition("#")
                 path = self.local_wheel

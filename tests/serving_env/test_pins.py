@@ -31,7 +31,7 @@ def test_shipped():
 def test_sources(tmp_path):
     git = pin_of_source("git", f"https://github.com/sgl-project/sglang.git@{COMMIT}")
     (wanted,) = git.requirements()
-    assert wanted == f"sglang @ git+https://github.com/sgl-project/sglang.git@{COMMIT}#subdirectory=python"
+    assert wanted == f"git+https://github.com/sgl-project/sglang.git@{COMMIT}#subdirectory=python"
     wheel = pin_of_source("wheel", str(tmp_path / "sglang-0.5.23-cp311-cp311-linux_x86_64.whl"))
     assert wheel.requirements() == [f"sglang @ {Path(str(wheel.wheel)).as_uri()}"]
     address = f"https://example.org/sglang-0.5.23-py3-none-any.whl#sha256={'a' * 64}"
