@@ -34,6 +34,8 @@ STARTUP_TRIALS = 6
 _MODELLED_ASKS = 12
 _RANDOM_ASKS = 36
 _LARGEST_GRID = 200_000
+_LOCKED_S = 5.0
+"""How long another program, such as a viewer of the study, may have the database for itself."""
 _RECORD = "record"
 
 _STRANGE = (RuntimeError, LookupError, ValueError, TypeError)
@@ -157,7 +159,7 @@ class Search:
             )
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=_LOCKED_S, check_same_thread=False)
         # Optuna commits some twenty times a trial. A kill loses nothing by this, and what a power failure
         # could damage is made anew from the records.
         connection.execute("PRAGMA synchronous = OFF")

@@ -49,6 +49,7 @@ def test_a_name_that_was_chosen_is_not_changed():
     with pytest.raises(DeployError, match="mine already") as caught:
         created("mine")
     assert caught.value.exit_code is ExitCode.UNAVAILABLE
+    assert "tune --resume --name mine" in caught.value.fix
 
 
 def test_the_last_study_is_found_beside_damaged_ones():

@@ -155,7 +155,8 @@ def test_a_crash_while_telling_loses_nothing(tmp_path):
     assert [t.value for t in told if t.user_attrs["record"] == 4] == [150.0]
 
 
-def test_a_locked_storage_is_an_error_in_words(tmp_path):
+def test_a_locked_storage_is_an_error_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr("dflash_deploy.tune.search._LOCKED_S", 0.1)
     search = opened(tmp_path / "s")
     with sqlite3.connect(tmp_path / "s" / "optuna.db", timeout=0) as held:
         held.execute("BEGIN EXCLUSIVE")

@@ -151,7 +151,6 @@ def test_two_tuners_on_one_study(tool):
     ("fault", "outcome", "said"),
     [
         ("garbage", "bad-output", "mojibake"),
-        ("repeat", "bad-output", "repetition"),
         ("wrong-usage", "bad-output", "wrong-count"),
         ("die:decode-capture", "failed", "decode-capture"),
         ("die-after:3", "unstable", "illegal memory access"),
@@ -262,19 +261,12 @@ def test_a_taken_port_is_told_and_nothing_is_launched(tool):
     assert not tool.studies.exists()
 
 
-def test_a_study_of_this_name_is_not_overwritten(tool):
-    assert tool.simulate("--minutes", "0", "--name", "s").code == ExitCode.FAILED
-    ended = tool.simulate("--minutes", "0", "--name", "s")
-    assert ended.code == ExitCode.UNAVAILABLE
-    assert "--resume --name s" in ended.err
-
-
 @pytest.mark.parametrize(
     ("shell", "code", "said"),
     [
         ('exec "$@" >/dev/full', ExitCode.UNAVAILABLE, "progress cannot be shown: No space left"),
         ('"$@" | head -1 >&2; exit "${PIPESTATUS[0]}"', ExitCode.FAILED, "study s in"),
-        ('exec "$@" >&-', ExitCode.OK, ""),
+        ('exec "$@" --minutes 0 >&-', ExitCode.FAILED, ""),
     ],
 )
 def test_output_that_nobody_takes(tool, shell, code, said):
@@ -284,17 +276,6 @@ def test_output_that_nobody_takes(tool, shell, code, said):
     assert said in ended.err
     assert "Traceback" not in ended.err
     assert "cannot be written" not in ended.err
-
-
-def test_modules_of_the_folder_that_one_stands_in_are_not_taken(tool, tmp_path, monkeypatch):
-    (tmp_path / "asyncio.py").write_text("raise SystemExit('the wrong one')")
-    monkeypatch.chdir(tmp_path)
-    # As an installed command runs: without the folder for itself, and without a word of it to its children.
-    script = "import sys; sys.argv = sys.argv[3:]; from dflash_deploy.cli import main; main()"
-    ended = tool.run(
-        *tool.command("--trials", "1", "--name", "s"), wrapper=(sys.executable, "-P", "-c", script)
-    )
-    assert ended.code == 0, ended.err
 
 
 def test_a_full_disk_is_told_and_what_has_ended_is_kept(tool):
