@@ -10,7 +10,7 @@ from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.sglang.versions import facts
 from dflash_deploy.errors import DeployError
 from dflash_deploy.plan.budget import Advice, Budget
-from dflash_deploy.plan.settings import Settings, read_settings
+from dflash_deploy.plan.settings import Settings
 from dflash_deploy.plan.terms import terms_for
 from dflash_deploy.plan.vram import Question, plan
 
@@ -187,14 +187,7 @@ def _order(budget: Budget) -> int:
 
 def _changes(question: Question, now: Budget, context_tokens: int | None) -> Iterator[_Change]:
     """Candidates, the cheapest first."""
-    settings = read_settings(
-        question.flags,
-        version=question.version,
-        card_memory_mib=question.card_memory_mib,
-        target=question.target,
-        draft=question.draft,
-        env=question.env,
-    )
+    settings = question.settings()
     users = question.users
     hybrid = question.target.linear is not None
     if hybrid:

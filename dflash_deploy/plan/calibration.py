@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from dflash_deploy.plan.cells import cells_of, projection_bytes
-from dflash_deploy.plan.settings import read_settings
 from dflash_deploy.plan.sizing import verify_bytes
 from dflash_deploy.plan.terms import Terms, terms_for
 from dflash_deploy.plan.vram import Question, plan
@@ -16,7 +15,6 @@ from dflash_deploy.plan.weights import whole_draft_mib, whole_target_mib
 if TYPE_CHECKING:
     from dflash_deploy.engine.boot import BootRecord
     from dflash_deploy.plan.budget import Budget
-    from dflash_deploy.plan.settings import Settings
 
 _MIB = 1 << 20
 _FACTOR_TERMS = frozenset({"graphs", "prefill_graphs"})
@@ -58,8 +56,10 @@ def calibrate(question: Question, record: BootRecord, *, used_mib: float | None 
     corrected = _loading(question, terms, record)
     corrected = _leftovers(replace(question, terms=corrected), corrected, record)
     corrected = _running(replace(question, terms=corrected), corrected, record)
-    if used_mib is not None:
-        missing = used_mib - plan(replace(question, terms=corrected)).predicted_peak_mib
+    planned = plan(replace(question, terms=corrected))
+    # The peak of a start that ends early is none that a server under load could be held against.
+    if used_mib is not None and planned.fails_at is None:
+        missing = used_mib - planned.predicted_peak_mib
         corrected = replace(corrected, kernels=max(corrected.kernels + missing, 0.0))
     after = plan(replace(question, terms=corrected))
     known = _spelled(terms, question)
@@ -107,7 +107,7 @@ def _loading(question: Question, terms: Terms, record: BootRecord) -> Terms:
             terms = replace(terms, context=0.0, driver=max(terms.driver + context, 0.0))
     if not record.weights:
         return terms
-    settings = _settings(question)
+    settings = question.settings()
     target_mib = (free - record.weights[0].free_after_gib) * 1024
     if target_mib > 0:
         whole = whole_target_mib(target_mib, settings, question.target)
@@ -124,7 +124,7 @@ def _leftovers(question: Question, terms: Terms, record: BootRecord) -> Terms:
     free, tokens = record.free_after_pools_gib, record.kv_tokens
     if free is None or tokens is None or len(record.weights) < 2 or question.draft is None:
         return terms
-    settings = _settings(question)
+    settings = question.settings()
     cells = cells_of(settings, question.target, question.draft)
     if cells.window or settings.post_capture:
         return terms
@@ -175,17 +175,6 @@ def _running(question: Question, terms: Terms, record: BootRecord) -> Terms:
         workspace=terms.workspace * factor,
         workspace_draft=terms.workspace_draft * factor,
         workspace_request=terms.workspace_request * factor,
-    )
-
-
-def _settings(question: Question) -> Settings:
-    return read_settings(
-        question.flags,
-        version=question.version,
-        card_memory_mib=question.card_memory_mib,
-        target=question.target,
-        draft=question.draft,
-        env=question.env,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_deploy.plan.cells import cells_of
-from dflash_deploy.plan.settings import Settings, read_settings
+from dflash_deploy.plan.settings import Settings
 from dflash_deploy.plan.terms import Terms, graph_parts, prefill_parts, remainder_of, small_factor, terms_for
 
 if TYPE_CHECKING:
@@ -35,14 +35,7 @@ class Formula:
 
 def explained(question: Question, budget: Budget) -> Mapping[str, Formula]:
     """The formula of each pool of a budget that ``plan`` made of this question, by the pool's name."""
-    settings = read_settings(
-        question.flags,
-        version=question.version,
-        card_memory_mib=question.card_memory_mib,
-        target=question.target,
-        draft=question.draft,
-        env=question.env,
-    )
+    settings = question.settings()
     terms = question.terms or terms_for(question.card_memory_mib)
     words = _Words(question, budget, settings, terms)
     found = {**dict(words.loaded()), **dict(words.pools()), **dict(words.fitted())}

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from dflash_deploy.plan.budget import Advice
 from dflash_deploy.plan.cells import cells_of
-from dflash_deploy.plan.settings import read_settings
 
 if TYPE_CHECKING:
     from dflash_deploy.engine.launch import FlagValue
@@ -127,14 +126,7 @@ def estimate(
     Raises:
         DeployError: the configuration cannot be planned.
     """
-    settings = read_settings(
-        question.flags,
-        version=question.version,
-        card_memory_mib=question.card_memory_mib,
-        target=question.target,
-        draft=question.draft,
-        env=question.env,
-    )
+    settings = question.settings()
     cells = cells_of(settings, question.target, question.draft)
     users = max(1, min(question.users, settings.running_requests or question.users))
     window = min(context_tokens, question.target.sliding_window or context_tokens)

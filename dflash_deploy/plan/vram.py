@@ -81,6 +81,21 @@ class Question:
     env: Mapping[str, str] = field(default_factory=dict)
     terms: Terms | None = None
 
+    def settings(self) -> Settings:
+        """What the flags ask for, with the release's own defaults.
+
+        Raises:
+            DeployError: a flag's value that cannot be read.
+        """
+        return read_settings(
+            self.flags,
+            version=self.version,
+            card_memory_mib=self.card_memory_mib,
+            target=self.target,
+            draft=self.draft,
+            env=self.env,
+        )
+
 
 def plan_budget(
     *,
@@ -115,15 +130,7 @@ def plan(question: Question) -> Budget:
     """
     if question.users < 1 or question.card_memory_mib < 1:
         raise wrong("a plan needs at least one user, and a card with memory")
-    settings = read_settings(
-        question.flags,
-        version=question.version,
-        card_memory_mib=question.card_memory_mib,
-        target=question.target,
-        draft=question.draft,
-        env=question.env,
-    )
-    return _Walk(question, settings).budget()
+    return _Walk(question, question.settings()).budget()
 
 
 class _Walk:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dflash_deploy.engine.interpreter import ask
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.serving_env.interpreter import ask
 
 _SCRIPT = Path(__file__).parents[1] / "inside" / "describe_env.py"
 _MARK = b"DFLASH-DEPLOY-ENVIRONMENT "

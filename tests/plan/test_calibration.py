@@ -93,6 +93,13 @@ def test_memory_seen_after_the_first_requests(launch: Launcher):
     assert "kernels" in learnt.learnt
 
 
+def test_a_plan_that_ends_early_is_not_held_against_a_server_under_load():
+    short = replace(ONE, flags={**ONE.flags, "mem-fraction-static": 0.6})
+    assert plan(short).fails_at is not None
+    learnt = calibrate(short, BootRecord(Stage.SERVING), used_mib=29_500.0)
+    assert "kernels" not in learnt.learnt
+
+
 def test_two_boots_of_one_published_machine():
     rows = {row["id"]: row for row in json.loads(accuracy().DATA.read_text())["boots"]}
     first, second = rows["pro6000-bf16-2"], rows["pro6000-fp8-3"]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +12,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dflash_deploy.engine.interpreter import ask
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.engine.sglang.options import READERS, Kind, Option
 from dflash_deploy.engine.sglang.versions import NEWEST
@@ -24,7 +22,7 @@ from dflash_deploy.paths import cache_dir
 
 _SCRIPT = Path(__file__).parents[2] / "inside" / "sglang_flags.py"
 _MARK = b"DFLASH-DEPLOY-SGLANG "
-_OUTPUT_LIMIT_BYTES = 8 << 20
+_REMEMBERED_LIMIT_BYTES = 8 << 20
 _KINDS: Mapping[str, Kind] = {
     "_StoreAction": "value",
     "_StoreTrueAction": "switch",
@@ -206,7 +204,7 @@ def _remembered_at(python: Path) -> Path | None:
 def _recall(path: Path) -> _Report | None:
     try:
         with path.open("rb") as file:
-            report = _read(file.read(_OUTPUT_LIMIT_BYTES))
+            report = _read(file.read(_REMEMBERED_LIMIT_BYTES))
     except OSError:
         return None
     return report if report is not None and report.version and report.options else None
@@ -224,34 +222,18 @@ def _read(output: bytes) -> _Report | None:
 
 
 def _ask(python: Path, timeout_s: float) -> bytes:
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(
-                [str(python), str(_SCRIPT)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise DeployError(
-                f"{python} cannot be started: {error}",
-                fix="give --python the interpreter of SGLang's environment, or set engine.python",
-                exit_code=ExitCode.MISSING,
-            ) from error
-        try:
-            process.wait(timeout_s)
-        except BaseException as error:
-            # Not yet reaped, so the group is still the one that this interpreter leads.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            raise DeployError(
-                f"{python} did not say within {timeout_s:.0f} s which SGLang it has",
-                fix=f"{python} -c 'import sglang.srt.server_args'",
-                exit_code=ExitCode.FAILED,
-            ) from None
-        size = os.fstat(output.fileno()).st_size
-        output.seek(max(0, size - _OUTPUT_LIMIT_BYTES))
-        return output.read(_OUTPUT_LIMIT_BYTES)
+    try:
+        answer = ask([python, _SCRIPT], timeout_s=timeout_s)
+    except OSError as error:
+        raise DeployError(
+            f"{python} cannot be started: {error}",
+            fix="give --python the interpreter of SGLang's environment, or set engine.python",
+            exit_code=ExitCode.MISSING,
+        ) from error
+    if answer.status is None:
+        raise DeployError(
+            f"{python} did not say within {timeout_s:.0f} s which SGLang it has",
+            fix=f"{python} -c 'import sglang.srt.server_args'",
+            exit_code=ExitCode.FAILED,
+        )
+    return answer.output

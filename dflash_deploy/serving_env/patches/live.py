@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dflash_deploy.engine.interpreter import ask
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.serving_env.interpreter import ask
 from dflash_deploy.serving_env.patches.bmm import ProbeReport, read_report
 from dflash_deploy.serving_env.patches.description import Patch
 from dflash_deploy.serving_env.patches.tree import Tree

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import jinja2
-
 from dflash_deploy.deploy import escape
-from dflash_deploy.resources import resource_dir
+from dflash_deploy.deploy.unit import template
 
 UNIT = "dflash-sglang-health@"
 """What both units are called, before the service's name and their ending."""
@@ -34,18 +32,7 @@ def render_timer_units(
     program, *arguments = command
     check = ["health", "@INSTANCE@", "--act", "--timeout", str(timeout_s), *options]
     line = escape.command_line(program, [*arguments, *check])
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resource_dir("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - a unit is no HTML; the words were escaped above
-    )
     # The specifier is systemd's to fill in, so it stands outside of what was escaped.
     values = {"command": line.replace("@INSTANCE@", "%i"), "every_s": every_s, "timeout_s": timeout_s}
     values["system"] = manager == "system"
-    return {
-        f"{UNIT}.{kind}": environment.get_template(f"{UNIT}.{kind}.j2").render(values)
-        for kind in ("service", "timer")
-    }
+    return {f"{UNIT}.{kind}": template(f"{UNIT}.{kind}.j2").render(values) for kind in ("service", "timer")}

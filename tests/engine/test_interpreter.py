@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.engine.interpreter import ask
 from dflash_deploy.errors import DeployError
 from dflash_deploy.serving_env.describe import describe
-from dflash_deploy.serving_env.interpreter import ask
 
 MIB = 1 << 20
 
@@ -59,7 +59,7 @@ def test_an_interrupted_question_leaves_nothing(monkeypatch: pytest.MonkeyPatch)
         started.append(process.pid)  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dflash_deploy.serving_env.interpreter._read", interrupt)
+    monkeypatch.setattr("dflash_deploy.engine.interpreter._read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         python("import time; time.sleep(600)")
     with pytest.raises(ProcessLookupError):
