@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import resources
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
-import yaml
+from dflash_deploy.bench.workloads import Task, load
 
 _Task = TypeVar("_Task", bound=str)
 
@@ -17,9 +16,10 @@ TASKS = ("instruction", "math", "code", "prose")
 
 @cache
 def prompts_by_task() -> Mapping[str, tuple[str, ...]]:
-    """Our own questions, a dozen for each of ``TASKS``, mostly English and some Traditional Chinese."""
-    text = resources.files(__package__).joinpath("prompts.yaml").read_text(encoding="utf-8")
-    return {task: tuple(prompts) for task, prompts in yaml.safe_load(text).items()}
+    """Our own questions that want a long answer, for each of ``TASKS``."""
+    return {
+        task: tuple(prompt.question for prompt in load(cast("Task", task)) if prompt.long) for task in TASKS
+    }
 
 
 def mixed_prompts(tasks: Mapping[_Task, float], count: int) -> tuple[str, ...]:
