@@ -173,7 +173,15 @@ def _boot(row: Mapping) -> Iterator[Comparison]:
         stage = None if budget.fails_at is None else str(budget.fails_at)
         wanted = " or ".join(str(one or "serves") for one in seen["fails_at"])
         yield Comparison(
-            name, "ends at", "stage", stage or "serves", wanted, None, stage in seen["fails_at"], note=note
+            name,
+            "ends at",
+            "stage",
+            stage or "serves",
+            wanted,
+            None,
+            stage in seen["fails_at"],
+            counted,
+            note,
         )
 
 
@@ -257,7 +265,7 @@ def summary(found: list[Comparison]) -> dict[str, object]:
     splits = [abs(one.error) for one in found if one.kind == "split" and one.error is not None]
     peaks = [abs(one.error) for one in found if one.kind == "peak" and one.error is not None]
     exact = [one for one in found if one.kind in ("bytes", "count")]
-    stages = [one for one in found if one.kind == "stage"]
+    stages = [one for one in found if one.kind == "stage" and one.counted]
     return {
         "kv_rows": len(kv),
         "kv_median_error": statistics.median(kv),
@@ -281,7 +289,7 @@ def _shown(value: float | str | None) -> str:
 
 def _shown_error(one: Comparison) -> str:
     if one.error is None:
-        return "" if one.ok else "WRONG"
+        return "" if one.ok or not one.counted else "WRONG"
     text = f"{one.error:+.2%}" if one.kind in ("kv", "split") else f"{one.error:+.2f} GiB"
     if one.kind in ("bytes", "count", "slots"):
         text = f"{one.error:+,.0f}" if one.error else "exact"
@@ -314,6 +322,7 @@ def main() -> int:
         and result["kv_worst_error"] <= KV_WORST
         and result["peak_worst_gib"] <= PEAK_GIB
         and result["exact_right"] == result["exact_figures"]
+        and result["stages_right"] == result["stages"]
     )
     return 0 if kept else 1
 

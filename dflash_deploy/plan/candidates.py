@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, product
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from dflash_deploy.errors import DeployError
-from dflash_deploy.plan.vram import Question, plan
+from dflash_deploy.plan.vram import Planner, Question
 
 if TYPE_CHECKING:
     from dflash_deploy.engine.launch import FlagValue
@@ -83,10 +83,11 @@ def search_space(
     dropped: Counter[str] = Counter()
     examined = 0
     allowed = margins or Margins()
+    planner = Planner(question)
     for flags in _combinations(question.flags, choices, most):
         examined += 1
         try:
-            budget = plan(replace(question, flags=flags))
+            budget = planner.plan(flags)
         except DeployError as error:
             dropped[error.message] += 1
             continue

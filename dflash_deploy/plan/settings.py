@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -39,6 +39,8 @@ _METHODS: Mapping[str, Method] = MappingProxyType(
     }
 )
 
+FRACTION = "mem-fraction-static"
+
 _MOST_BATCH = 1 << 14
 _MOST_CHUNK = 1 << 20
 _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
@@ -53,6 +55,7 @@ class Settings:
 
     Attributes:
         fraction: share of the free memory for weights and pools (``mem-fraction-static``).
+        fraction_kept: what is left of a fraction when the attention backend has taken its share of it.
         multimodal_gib: kept free of pools for images.
         vision: the vision tower is loaded.
         draft_tokens: tokens checked in one verify step, 0 without speculation.
@@ -78,6 +81,7 @@ class Settings:
 
     version: VersionFacts
     fraction: float
+    fraction_kept: float
     multimodal_gib: float
     vision: bool
     method: Method
@@ -118,6 +122,17 @@ class Settings:
     def speculation(self) -> bool:
         """Draft tokens are made and checked."""
         return self.draft_tokens > 0
+
+    def with_fraction(self, flags: Flags) -> Settings:
+        """The same with the fraction that these flags give: no other setting follows from it.
+
+        Raises:
+            DeployError: no fraction that can be read.
+        """
+        fraction = values.number(flags, FRACTION)
+        if fraction is None:
+            raise values.wrong(f"{FRACTION}: no fraction is given")
+        return replace(self, fraction=fraction * self.fraction_kept)
 
 
 def read_settings(
@@ -183,7 +198,7 @@ def read_settings(
         and not values.switch(flags, "enable-memory-saver")
         and not values.switch(flags, "enable-unified-memory")
     )
-    fraction = values.number(flags, "mem-fraction-static")
+    fraction = values.number(flags, FRACTION)
     if fraction is None:
         fraction = defaults.memory_fraction(
             card_memory_mib,
@@ -195,9 +210,8 @@ def read_settings(
             post_capture=post_capture,
         )
     context_tokens = values.whole(flags, "context-length", least=1) or target.max_context_tokens
-    if flags.get("attention-backend") == "aiter" and context_tokens > 8192:
-        # AMD's backend keeps a share for its own workspace, even of a fraction that was given.
-        fraction *= 0.85
+    # AMD's backend keeps a share for its own workspace, even of a fraction that was given.
+    fraction_kept = 0.85 if flags.get("attention-backend") == "aiter" and context_tokens > 8192 else 1.0
     asked_dtype = values.text(flags, "kv-cache-dtype")
     draft_kv_bytes = _draft_kv_bytes(flags, method, draft, asked_dtype)
     asked_state = values.text(flags, "mamba-ssm-dtype") or env.get("SGLANG_MAMBA_SSM_DTYPE") or None
@@ -211,7 +225,8 @@ def read_settings(
     )
     return Settings(
         version=release,
-        fraction=fraction,
+        fraction=fraction * fraction_kept,
+        fraction_kept=fraction_kept,
         multimodal_gib=_multimodal_gib(flags, env) if vision and release.reserves_for_images else 0.0,
         vision=vision,
         method=method,

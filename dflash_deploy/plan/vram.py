@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.cells import Cells, cells_of, projection_bytes
 from dflash_deploy.plan.families import family_of
 from dflash_deploy.plan.flagvalues import wrong
-from dflash_deploy.plan.settings import Settings, read_settings
+from dflash_deploy.plan.settings import FRACTION, Settings, read_settings
 from dflash_deploy.plan.sizing import Refused, Sizing, size_pools, tokens_in, verify_bytes
 from dflash_deploy.plan.terms import Remainder, Terms, remainder_of, terms_for
 from dflash_deploy.plan.weights import draft_share_mib, target_share_mib
 
 if TYPE_CHECKING:
     from dflash_deploy.checkpoint.cards import ModelCard
-    from dflash_deploy.engine.launch import Flags
+    from dflash_deploy.engine.launch import Flags, FlagValue
 
-__all__ = ["Cells", "Question", "Refused", "Sizing", "cells_of", "plan", "plan_budget", "size_pools"]
+__all__ = [
+    "Cells",
+    "Planner",
+    "Question",
+    "Refused",
+    "Sizing",
+    "cells_of",
+    "plan",
+    "plan_budget",
+    "size_pools",
+]
 
 _MIB = 1 << 20
 
@@ -128,21 +138,71 @@ def plan(question: Question) -> Budget:
     Raises:
         DeployError: a flag's value that cannot be read, or a way of serving that is not planned for.
     """
-    if question.users < 1 or question.card_memory_mib < 1:
-        raise wrong("a plan needs at least one user, and a card with memory")
-    return _Walk(question, question.settings()).budget()
+    return Planner(question).plan(question.flags)
+
+
+class Planner:
+    """``plan`` for many configurations of one question: what they share is worked out once.
+
+    Raises:
+        DeployError: no users, or no memory.
+    """
+
+    def __init__(self, question: Question) -> None:
+        if question.users < 1 or question.card_memory_mib < 1:
+            raise wrong("a plan needs at least one user, and a card with memory")
+        self._question = question
+        self._terms = question.terms or terms_for(question.card_memory_mib)
+        self._known: dict[_Key, _Configuration] = {}
+
+    def plan(self, flags: Flags) -> Budget:
+        """``plan`` of the question with these flags in place of its own.
+
+        Raises:
+            DeployError: like ``plan``.
+        """
+        # Most searches try many fractions of each configuration: nothing but the sizing follows from them.
+        rest = {name: value for name, value in flags.items() if name != FRACTION}
+        if len(rest) == len(flags):
+            return _Walk(self._question, self._read(flags), self._terms).budget()
+        # A switch that is set and the number 1 are equal, but not the same to the engine.
+        key = (tuple(rest.items()), tuple(map(type, rest.values())))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._read(flags)
+        else:
+            known = known._replace(settings=known.settings.with_fraction(flags))
+        return _Walk(self._question, known, self._terms).budget()
+
+    def _read(self, flags: Flags) -> _Configuration:
+        settings = replace(self._question, flags=flags).settings()
+        target = self._question.target
+        draft = self._question.draft if settings.method != "none" else None
+        unknown = _unknown(target, draft, settings, flags)
+        return _Configuration(settings, draft, cells_of(settings, target, draft), unknown, {})
+
+
+_Key = tuple[tuple[tuple[str, "FlagValue"], ...], tuple[type, ...]]
+
+
+class _Configuration(NamedTuple):
+    """What flags say; ``remainders`` are those worked out so far, by running requests."""
+
+    settings: Settings
+    draft: ModelCard | None
+    cells: Cells
+    unknown: tuple[str, ...]
+    remainders: dict[int, Remainder]
 
 
 class _Walk:
     """One start on its way: pools that stand, and memory that is left."""
 
-    def __init__(self, question: Question, settings: Settings) -> None:
+    def __init__(self, question: Question, configuration: _Configuration, terms: Terms) -> None:
         self.question = question
-        self.settings = settings
+        self.settings, self.draft, self.cells, self.unknown, self.remainders = configuration
         self.target = question.target
-        self.draft = question.draft if settings.method != "none" else None
-        self.cells = cells_of(settings, self.target, self.draft)
-        self.terms = question.terms or terms_for(question.card_memory_mib)
+        self.terms = terms
         self.sizes: dict[str, float] = {}
         self.exact = _EXACT
         self.warnings: list[str] = []
@@ -230,13 +290,7 @@ class _Walk:
     def _after_sizing(self, sized: Sizing, before_mib: float) -> float:
         """Pools, graphs, first requests; the free memory when the server is ready."""
         settings = self.settings
-        left = remainder_of(
-            settings,
-            self.terms,
-            self.target,
-            running_requests=sized.running_requests,
-            has_draft=self.draft is not None,
-        )
+        left = self._remainder(sized.running_requests)
         self._state_pools(sized)
         if settings.post_capture:
             sized = self._resize(sized, left, before_mib)
@@ -264,6 +318,20 @@ class _Walk:
             )
         self._note_limits(sized)
         return ready_free_mib
+
+    def _remainder(self, running_requests: int) -> Remainder:
+        left = self.remainders.get(running_requests)
+        if left is None:
+            has_draft = self.draft is not None
+            left = remainder_of(
+                self.settings,
+                self.terms,
+                self.target,
+                running_requests=running_requests,
+                has_draft=has_draft,
+            )
+            self.remainders[running_requests] = left
+        return left
 
     def _state_pools(self, sized: Sizing) -> None:
         cells = self.cells
@@ -357,8 +425,7 @@ class _Walk:
         refused = self.refused
         tokens = sized.kv_tokens if sized else 0
         peak_mib = self.question.card_memory_mib - self.driver_mib - self.free_mib
-        unknown = _unknown(self.target, self.draft, settings, self.question.flags)
-        margin_mib = _UNKNOWN_SHARE * peak_mib if unknown else 0.0
+        margin_mib = _UNKNOWN_SHARE * peak_mib if self.unknown else 0.0
         reserved = {}
         if before_mib > 0:
             reserved = {
@@ -383,7 +450,7 @@ class _Walk:
             window_tokens=sized.window_tokens if sized else 0,
             ready_free_mib=max(ready_free_mib, 0.0),
             driver_mib=self.driver_mib,
-            unknown=unknown,
+            unknown=self.unknown,
             margin_mib=margin_mib,
             warnings=tuple(self.warnings),
         )

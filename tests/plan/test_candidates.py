@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_deploy.errors import DeployError
 from dflash_deploy.plan.candidates import Margins, search_space
-from dflash_deploy.plan.vram import plan_budget
+from dflash_deploy.plan.vram import Planner, plan, plan_budget
 
 from .test_vram import BF16_STATE, DFLASH, DFLASH2, FP8, RTX_5090_MIB, TARGET
 from .test_vram import FOUR_USERS as FOUR
@@ -46,6 +50,38 @@ def test_what_is_kept_serves_what_is_asked():
         assert budget.max_running_requests >= 4
         assert budget.context_per_user >= 2048
         assert not budget.certain
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "mem-fraction-static": st.sampled_from([0.7, 0.85, 0.9, 0.95, "0.9", "nan", True]),
+                "max-mamba-cache-size": st.sampled_from([1, 4, True, "4", "8k"]),
+                "max-total-tokens": st.sampled_from([8192, 1, True]),
+                "attention-backend": st.sampled_from(["aiter", "flashinfer"]),
+                "disable-radix-cache": st.sampled_from([True, False, 1]),
+            },
+        ),
+        max_size=8,
+    )
+)
+def test_what_is_remembered_changes_no_plan(listed):
+    planner = Planner(asked({}))
+    for flags in listed:
+        assert _answer(planner.plan, ONE | flags) == _answer(_fresh, ONE | flags)
+
+
+def _fresh(flags):
+    return plan(asked(flags))
+
+
+def _answer(planned, flags):
+    try:
+        return planned(flags)
+    except DeployError as error:
+        return error.message
 
 
 def test_the_first_fits_with_its_margins():
