@@ -61,7 +61,7 @@ class Forecaster:
         running = flags.get("max-running-requests")
         if isinstance(running, int) and running < users:
             return Forecast(f"max-running-requests {running} is below the {users} users")
-        planned = self._plan(flags, self.other_mib)
+        planned = self.budget(flags)
         hopeful = self._plan(flags, self.other_mib - _DOUBT_MIB)
         if planned is None or hopeful is None:
             return Forecast()
@@ -110,6 +110,10 @@ class Forecaster:
         except DeployError:
             return None
         return lesson if served else None
+
+    def budget(self, flags: Settings) -> Budget | None:
+        """The plan of a configuration; None where nothing is planned."""
+        return self._plan(flags, self.other_mib)
 
     def corrected(self, terms: Terms, *, boots: int = 1) -> Forecaster:
         """The same with the terms that some more logs taught."""
