@@ -33,7 +33,9 @@ _SLOWEST_TOKENS_PER_S = 0.5
 _ASK_S = 5.0
 
 
-class _Verdict(NamedTuple):
+class Verdict(NamedTuple):
+    """How a trial ended; the fields are those of ``TrialRecord``."""
+
     outcome: Outcome
     reason: str | None = None
     measured: Measurement | None = None
@@ -85,11 +87,12 @@ def run_trial(
         started = server.start()
         boot = started.boot
         if isinstance(started, NotServed):
-            verdict = _Verdict("failed", f"{started.stage}: {started.reason}")
-        elif missing := _degradation(boot, profile.workload.users):
-            verdict = _Verdict("degraded", missing)
+            verdict = Verdict("failed", f"{started.stage}: {started.reason}")
+        elif missing := degradation(boot, profile.workload.users):
+            verdict = Verdict("degraded", missing)
         else:
-            verdict = _judge(profile, boot, server, _measure(profile, launch, gauge, on_stage))
+            measured = _measure(profile, launch, gauge, on_stage)
+            verdict = judge(profile, boot, measured, alive=server.alive, last_words=_last_words(server))
         on_stage("stopping")
         leftovers = server.stop().leftovers
     return TrialRecord(
@@ -136,29 +139,46 @@ def not_launched(
     )
 
 
-def _judge(
-    profile: Profile, boot: BootRecord, server: Server, measured: Measurement | NotMeasured
-) -> _Verdict:
+def judge(
+    profile: Profile,
+    boot: BootRecord,
+    measured: Measurement | NotMeasured,
+    *,
+    alive: bool,
+    last_words: str = "",
+) -> Verdict:
+    """What a server that was put under load has come to.
+
+    Args:
+        profile: the limits to keep.
+        boot: what its log said up to then.
+        measured: under load.
+        alive: it still serves.
+        last_words: what it died of, in brackets.
+    """
     users = profile.workload.users
     if isinstance(measured, NotMeasured):
-        return _broken(measured, server)
-    if not server.alive:
-        return _Verdict("unstable", f"died under load{_last_words(server)}", measured)
+        if alive and _REFUSED.match(measured.reason):
+            return Verdict("infeasible", measured.reason)
+        return Verdict("unstable", f"{measured.reason}{last_words}")
+    if not alive:
+        return Verdict("unstable", f"died under load{last_words}", measured)
     found, limits = figures(measured, boot, users), limits_of(profile)
     broken = violations(found, limits)
     if measured.faults and "context_tokens" not in broken:
-        return _Verdict("bad-output", "; ".join(measured.faults), measured)
+        return Verdict("bad-output", "; ".join(measured.faults), measured)
     # Answers that end where the pool ends are short, not wrong; and their speed is that of another task.
     objective = (
         None if measured.faults else objective_value(profile.objective.optimize, measured, boot, users)
     )
     if broken:
         reason = describe(broken, found, limits)
-        return _Verdict("infeasible", reason, measured, objective, broken)
-    return _Verdict("served", None, measured, objective)
+        return Verdict("infeasible", reason, measured, objective, broken)
+    return Verdict("served", None, measured, objective)
 
 
-def _degradation(boot: BootRecord, users: int) -> str | None:
+def degradation(boot: BootRecord, users: int) -> str | None:
+    """What a server that came up goes without although speed or users hang on it."""
     running = boot.max_running_requests
     if running is not None and running < users:
         return f"serves {running} at once, {users} are wanted"
@@ -211,12 +231,6 @@ def _simulated_gauge(launch: Launch) -> tuple[Callable[[], int | None], int | No
 def _accept_length(launch: Launch) -> float | None:
     info = server_info(launch.base_url, timeout_s=_ASK_S)
     return info.accept_length if info else None
-
-
-def _broken(measured: NotMeasured, server: Server) -> _Verdict:
-    if server.alive and _REFUSED.match(measured.reason):
-        return _Verdict("infeasible", measured.reason)
-    return _Verdict("unstable", f"{measured.reason}{_last_words(server)}")
 
 
 def _last_words(server: Server) -> str:

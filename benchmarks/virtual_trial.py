@@ -1,0 +1,156 @@
+"""One trial on the simulator's virtual clock: the physics and the judgement of a real one, in milliseconds.
+
+No process, no HTTP: what ``tune`` does with a simulated server, without waiting for it. All simulated.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from dflash_deploy.bench.measurement import Measurement, NotMeasured, RoundFigures, Spread
+from dflash_deploy.engine.boot import BootFailure, BootRecord, Stage
+from dflash_deploy.engine.sglang.bootlog import read_boot_log
+from dflash_deploy.engine.sglang.flags import FlagTable
+from dflash_deploy.errors import DeployError
+from dflash_deploy.profile.schema import FlagSetting, Profile
+from dflash_deploy.simulator.virtual import Ask, Round, VirtualRun, run_virtual
+from dflash_deploy.tune.launching import model_flags, values
+from dflash_deploy.tune.records import TrialRecord
+from dflash_deploy.tune.space import key_of
+from dflash_deploy.tune.trial import Verdict, degradation, judge
+
+STOP_S = 5.0
+"""Between two servers: one is stopped, the next one's process starts."""
+
+_STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class VirtualCard:
+    """A simulated card that a profile is tuned on.
+
+    Attributes:
+        output_tokens: of each answer; less than the profile's, where time counts more than short answers do.
+    """
+
+    profile: Profile
+    card: str
+    seed: int
+    output_tokens: int
+    memory_mib: int
+    _known: dict[str, TrialRecord] = field(default_factory=dict)
+
+    def run(
+        self, settings: dict[str, FlagSetting], *, number: int = 1, source: str = "search"
+    ) -> TrialRecord:
+        """What comes of a configuration (the flags of the model are added)."""
+        key = key_of(settings)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._run(settings)
+        return known.model_copy(update={"number": number, "source": source})
+
+    def _run(self, settings: dict[str, FlagSetting]) -> TrialRecord:
+        profile = self.profile
+        flags = {**model_flags(profile, simulated=True), **settings}
+        users, measure = profile.workload.users, profile.measure
+        try:
+            argv = FlagTable.for_version(profile.engine.version).spell(values(flags))
+        except DeployError as error:
+            return _record(
+                flags, Verdict("failed", f"arguments: {error.message}"), BootRecord(Stage.ARGUMENTS), 0.0
+            )
+        tasks = _tasks(profile, users * measure.rounds)
+        asks = [
+            [
+                Ask(60, self.output_tokens, tasks[number * users + user], f"{number}-{user}")
+                for user in range(users)
+            ]
+            for number in range(measure.rounds)
+        ]
+        run = run_virtual(
+            argv,
+            [asks[0], *asks],
+            card=self.card,
+            seed=self.seed,
+            version=profile.engine.version,
+            env=dict(profile.env),
+        )
+        boot = read_boot_log(line for text in run.log for line in text.splitlines())
+        served_s = sum(one.seconds for one in run.rounds)
+        if run.up is None:
+            stage = Stage(run.stage or "imports")
+            boot = replace(boot, stage=stage, failure=BootFailure(stage, run.message))
+            return _record(flags, Verdict("failed", f"{stage}: {run.message}"), boot, run.boot_s)
+        if missing := degradation(boot, users):
+            return _record(flags, Verdict("degraded", missing), boot, run.boot_s)
+        measured: Measurement | NotMeasured
+        if run.served:
+            measured = _measurement(run, self.memory_mib, users)
+        else:
+            boot = replace(boot, failure=BootFailure(Stage.SERVING, run.message))
+            measured = NotMeasured("the server died", (), max(0, len(run.rounds) - 1))
+        verdict = judge(profile, boot, measured, alive=run.served, last_words=f" ({run.message})")
+        return _record(flags, verdict, boot, run.boot_s, served_s)
+
+
+def _tasks(profile: Profile, count: int) -> list[str]:
+    weights = profile.workload.tasks
+    asked = dict.fromkeys(weights, 0)
+    tasks: list[str] = []
+    for _ in range(count):
+        task = max(weights, key=lambda one: weights[one] * (len(tasks) + 1) - asked[one])
+        asked[task] += 1
+        tasks.append(task)
+    return tasks
+
+
+def _measurement(run: VirtualRun, memory_mib: int, users: int) -> Measurement:
+    cold, *rounds = run.rounds
+    first = [ttft for one in rounds for ttft in one.ttft_s]
+    return Measurement(
+        users=users,
+        rounds=len(rounds),
+        total_tokens_per_s=_spread([one.total_tokens_per_s for one in rounds]),
+        user_tokens_per_s=_spread([speed for one in rounds for speed in one.user_tokens_per_s]),
+        ttft_s=_spread(first),
+        latency_s=_spread([one.seconds for one in rounds]),
+        ttft_p95_s=sorted(first)[int(0.95 * (len(first) - 1))],
+        cold_ttft_s=cold.median_ttft_s,
+        output_tokens=0,
+        vram_used_mib=run.vram_used_mib,
+        vram_total_mib=memory_mib,
+        per_round=tuple(_figures(one) for one in rounds),
+    )
+
+
+def _figures(one: Round) -> RoundFigures:
+    return RoundFigures(one.total_tokens_per_s, one.median_tokens_per_s, one.median_ttft_s, one.seconds)
+
+
+def _spread(values_: list[float]) -> Spread:
+    return Spread(statistics.median(values_), min(values_), max(values_))
+
+
+def _record(
+    flags: dict[str, FlagSetting], verdict: Verdict, boot: BootRecord, boot_s: float, served_s: float = 0.0
+) -> TrialRecord:
+    return TrialRecord(
+        number=1,
+        source="search",
+        flags=flags,
+        argv=["simulated"],
+        env={},
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        boot=boot,
+        measured=verdict.measured,
+        objective=verdict.objective,
+        violations=verdict.violations,
+        feasible=verdict.outcome == "served",
+        started=_STARTED,
+        boot_s=boot_s,
+        wall_s=boot_s + served_s + STOP_S,
+    )
