@@ -77,7 +77,8 @@ def plan(
         bool,
         typer.Option(
             "--keep",
-            help="With --from-log: correct later plans for this card, SGLang and model by the log.",
+            help="With --from-log, or --unit and its journal: correct later plans for this card, SGLang and "
+            "model by the log.",
         ),
     ] = False,
     show_calibration: Annotated[

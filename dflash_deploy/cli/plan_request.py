@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dflash_deploy import calibration
 from dflash_deploy.calibration import CalibrationRecord, Subject, machine_name
@@ -118,7 +117,7 @@ def answer(asked: Asked) -> Answer:
     budget = plan(question)
     correction = None if record is None else Correction(record, plan(prior))
     if asked.keep and calibrated is not None:
-        _keep(subject, calibrated, record, asked.from_log)
+        _keep(subject, calibrated, record, log=str(asked.from_log or f"unit {asked.unit}"))
     advice = advice_on(question, budget, configuration, card)
     budget = with_refusals(budget, advice, configuration)
     speed, alone = _speeds(question, card, budget, configuration)
@@ -176,9 +175,14 @@ def _learnt(question: Question, observed: BootRecord, free_mib: float | None) ->
     return calibrate(question, observed)
 
 
-def _keep(
-    subject: Subject, calibrated: Calibrated, earlier: CalibrationRecord | None, log: Path | None
-) -> None:
+def _keep(subject: Subject, calibrated: Calibrated, earlier: CalibrationRecord | None, *, log: str) -> None:
+    if not calibrated.agrees:
+        raise DeployError(
+            f"{log}: the server of this log serves, and planned with what the log tells this configuration "
+            "would not: the log is of another one",
+            fix="give the command that the log is of after --, or leave --keep out",
+            exit_code=ExitCode.INVALID_INPUT,
+        )
     if calibrated.learnt:
         calibration.keep(subject, calibrated)
     elif earlier is None:

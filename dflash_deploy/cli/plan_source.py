@@ -64,11 +64,16 @@ class Configuration:
 
 
 def log_of(asked: Asked) -> str | None:
-    """The text of the log that was given, None without one.
+    """The text of the log that was given, or is to be kept of a unit; None without one.
 
     Raises:
         DeployError: it cannot be read.
     """
+    if asked.unit is not None and asked.keep and asked.from_log is None:
+        from dflash_deploy.watch.journal import unit_log
+
+        with unit_log(asked.unit) as journal:
+            return decoded(journal.read(_MAX_LOG_BYTES))
     return _read_file(asked.from_log, _MAX_LOG_BYTES) if asked.from_log else None
 
 
@@ -87,11 +92,11 @@ def configuration_of(asked: Asked, log: str | None) -> Configuration:
     if asked.keep and log is None:
         raise DeployError(
             "--keep keeps what a log teaches, and no log was given",
-            fix="dflash-deploy plan --from-log FILE --keep",
+            fix="dflash-deploy plan --from-log FILE --keep, or --unit NAME --keep",
             exit_code=ExitCode.USAGE,
         )
     sources = [bool(asked.words), asked.from_file is not None, asked.unit is not None]
-    if sum(sources) > 1 or (log is not None and (sources[1] or sources[2])):
+    if sum(sources) > 1 or (asked.from_log is not None and (sources[1] or sources[2])):
         raise DeployError(
             "more than one thing to plan was given",
             fix="give one of: a profile, -- COMMAND, --from FILE, --from-log FILE, --unit NAME",

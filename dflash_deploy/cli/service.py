@@ -337,6 +337,7 @@ def _existing(name: str, manager: Manager, *, asked: bool) -> Service:
 
 def _service(name: str, manager: Manager) -> Service:
     import os
+    from dataclasses import replace
 
     from dflash_deploy.deploy import canary
     from dflash_deploy.deploy import service as services
@@ -349,16 +350,32 @@ def _service(name: str, manager: Manager) -> Service:
 
     def check(generation: Generation) -> canary.Canary:
         key_file = generation.api_key_file
-        return canary.run(
+        found = canary.run(
             services.base_url(generation),
             api_key=read_api_key(Path(key_file)) if key_file else None,
             vram_expected_mib=generation.vram_expected_mib,
             processes=lambda: services.processes(systemd, store.unit_name),
         )
+        learnt = None if found.problem or generation.simulated else _learnt(generation)
+        return found if learnt is None else replace(found, seen=(*found.seen, learnt))
 
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     unit_dir = Path("/etc/systemd/system") if manager == "system" else config / "systemd" / "user"
     return services.Service(store, systemd, unit_dir, check, _tell)
+
+
+def _learnt(generation: Generation) -> str | None:
+    """Let the log of a service that serves correct later plans; None where nothing of it can be planned."""
+    from dflash_deploy.cli.plan_request import answer
+    from dflash_deploy.cli.plan_source import Asked
+
+    try:
+        found = answer(Asked(unit=generation.unit_name, sglang=generation.versions.engine, keep=True))
+    except DeployError:
+        return None
+    if found.calibrated is None or not found.calibrated.learnt:
+        return None
+    return f"plan: corrected by its log ({', '.join(found.calibrated.learnt).replace('_', ' ')})"
 
 
 def _show_install(service: Service, number: int, unit: str, *, start: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from dflash_deploy import calibration
 from dflash_deploy.checkpoint.cards import ModelCard, list_model_cards
 from dflash_deploy.doctor.finding import Answer, Status, failed, passed, unknown, warned
 from dflash_deploy.doctor.gpu import held_by_others_mib, used
@@ -116,16 +117,27 @@ def budget(subject: Subject) -> Answer | None:
         return unknown(
             "not planned: there is no card here, and the profile names none", "dflash-deploy probe"
         )
+    drafting = draft.card if draft is not None else _own_draft(subject)
+    version = _version(subject)
+    kept = calibration.load(
+        calibration.Subject(
+            calibration.machine_name(machine.card, machine.memory_mib),
+            version,
+            target.card.id,
+            drafting.id if drafting is not None else None,
+        )
+    )
+    prior = terms_for(machine.memory_mib, machine.card.compute_capability if machine.card else None)
     question = Question(
         card_memory_mib=machine.memory_mib,
         target=target.card,
-        draft=draft.card if draft is not None else _own_draft(subject),
+        draft=drafting,
         flags=profile_flags(profile),
-        version=_version(subject),
+        version=version,
         users=profile.workload.users,
         other_mib=machine.used_mib,
         env=profile.env,
-        terms=terms_for(machine.memory_mib, machine.card.compute_capability if machine.card else None),
+        terms=prior if kept is None else kept.corrected(),
     )
     found = plan(question)
     where = f"on GPU {machine.gpu.index} as it is now" if machine.gpu else f"on {_name(machine)}, not here"
@@ -135,6 +147,8 @@ def budget(subject: Subject) -> Answer | None:
     )
     if machine.used_mib:
         figures += f"; {machine.used_mib:,} MiB are held by others (measured)"
+    if kept is not None:
+        figures += f"; corrected by {kept.boots} boot log{'s' if kept.boots > 1 else ''} of this machine"
     if not found.fits:
         advice = plan_advice.advise(question, context_tokens=profile.workload.context_tokens)
         at = f" at {found.fails_at}" if found.fails_at else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_deploy.plan.cells import cells_of, projection_bytes
 from dflash_deploy.plan.sizing import verify_bytes
-from dflash_deploy.plan.terms import Terms, terms_for
+from dflash_deploy.plan.terms import Terms, kernel_share, terms_for
 from dflash_deploy.plan.vram import Question, plan
 from dflash_deploy.plan.weights import whole_draft_mib, whole_target_mib
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _FACTOR_TERMS = frozenset({"graphs", "prefill_graphs"})
+_AFTER_READY = ("compiled kernels", "activations", "logits", "fragments")
 _FACTORS = (0.1, 10.0)
 """A factor beyond these is a log of something else."""
 
@@ -32,12 +33,14 @@ class Calibrated:
             where the log does not tell it.
         after_mib: the same with the corrected terms.
         learnt: which terms the log corrected, by more than it rounds.
+        agrees: the corrected plan lets a server serve that did; a log of another configuration does not.
     """
 
     terms: Terms
     before_mib: float | None
     after_mib: float | None
     learnt: tuple[str, ...]
+    agrees: bool = True
 
 
 def calibrate(question: Question, record: BootRecord, *, used_mib: float | None = None) -> Calibrated:
@@ -59,7 +62,7 @@ def calibrate(question: Question, record: BootRecord, *, used_mib: float | None 
     planned = plan(replace(question, terms=corrected))
     # The peak of a start that ends early is none that a server under load could be held against.
     if used_mib is not None and planned.fails_at is None:
-        missing = used_mib - planned.predicted_peak_mib
+        missing = (used_mib - planned.predicted_peak_mib) / kernel_share(question.target)
         corrected = replace(corrected, kernels=max(corrected.kernels + missing, 0.0))
     after = plan(replace(question, terms=corrected))
     known = _spelled(terms, question)
@@ -68,7 +71,9 @@ def calibrate(question: Question, record: BootRecord, *, used_mib: float | None 
         for name, value in asdict(_spelled(corrected, question)).items()
         if _differ(getattr(known, name), value, 0.0 if name in _FACTOR_TERMS else 1.0)
     )
-    return Calibrated(corrected, _error_mib(before, record), _error_mib(after, record), learnt)
+    served = record.free_at_ready_gib is not None
+    agrees = not served or after.fails_at is None
+    return Calibrated(corrected, _error_mib(before, record), _error_mib(after, record), learnt, agrees)
 
 
 def _spelled(terms: Terms, question: Question) -> Terms:
@@ -88,9 +93,14 @@ def _differ(before: float, after: float, rounding: float) -> bool:
 
 
 def _error_mib(budget: Budget, record: BootRecord) -> float | None:
-    if record.free_at_ready_gib is None:
+    if record.free_at_ready_gib is None or not budget.kv_tokens:
         return None
-    return budget.ready_free_mib - record.free_at_ready_gib * 1024
+    return _ready_mib(budget) - record.free_at_ready_gib * 1024
+
+
+def _ready_mib(budget: Budget) -> float:
+    """Free memory when the server is ready: below zero by what is missing, unlike what people are shown."""
+    return budget.headroom_mib + sum(budget.pool_mib(name) for name in _AFTER_READY)
 
 
 def _loading(question: Question, terms: Terms, record: BootRecord) -> Terms:
@@ -147,18 +157,20 @@ def _running(question: Question, terms: Terms, record: BootRecord) -> Terms:
     budget = plan(question)
     if budget.certain:
         return terms
-    logged = {
-        "prefill": sum(graph.memory_gib for graph in record.graphs if graph.what == "prefill") * 1024,
-        "others": sum(graph.memory_gib for graph in record.graphs if graph.what != "prefill") * 1024,
-    }
+    logged = {"prefill": 0.0, "target": 0.0, "draft": 0.0}
+    for graph in record.graphs:
+        logged["prefill" if graph.what == "prefill" else graph.role] += graph.memory_gib * 1024
     predicted = {
         "prefill": budget.pool_mib("prefill graphs"),
-        "others": sum(budget.pool_mib(f"{what} graphs") for what in ("decode", "verify", "draft")),
+        "target": budget.pool_mib("decode graphs") + budget.pool_mib("verify graphs"),
+        "draft": budget.pool_mib("draft graphs"),
     }
     factor = _factor(logged["prefill"], predicted["prefill"])
     if factor is not None:
         terms = replace(terms, prefill_graphs=terms.prefill_graphs * factor)
-    factor = _factor(logged["others"], predicted["others"])
+    # Where the plan has no room for a draft's graphs and the server had, only the target's can be compared.
+    both = ("target", "draft") if predicted["draft"] else ("target",)
+    factor = _factor(sum(logged[role] for role in both), sum(predicted[role] for role in both))
     if factor is not None:
         terms = replace(terms, graphs=terms.graphs * factor)
     if record.free_at_ready_gib is None:
@@ -166,7 +178,7 @@ def _running(question: Question, terms: Terms, record: BootRecord) -> Terms:
     # The rest of what stands between the pools and the ready line, rounding of the pools among it.
     workspaces = budget.pool_mib("workspaces")
     graphs = sum(logged.values()) or sum(predicted.values())
-    taken = budget.ready_free_mib + workspaces + sum(predicted.values()) - record.free_at_ready_gib * 1024
+    taken = _ready_mib(budget) + workspaces + sum(predicted.values()) - record.free_at_ready_gib * 1024
     factor = _factor(taken - graphs, workspaces)
     if factor is None:
         return terms

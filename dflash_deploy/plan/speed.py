@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dflash_deploy.plan.budget import Advice
 from dflash_deploy.plan.cells import cells_of
+from dflash_deploy.plan.terms import captured_batches
 
 if TYPE_CHECKING:
     from dflash_deploy.engine.launch import FlagValue
@@ -81,6 +82,19 @@ accept lengths of 4 to 5 on instructions, about 5 on code and mathematics, 2.2 t
 _METHODS: Mapping[str, float] = MappingProxyType(
     {"DFLASH": 1.0, "DSPARK": 0.92, "EAGLE": 0.97, "EAGLE3": 0.97, "NEXTN": 0.97, "NGRAM": 0.5}
 )
+
+_BANDWIDTH_SHARE = 0.85
+"""Of the data sheet's, as large reads reach it."""
+_PASS_S = 0.0042
+"""Launches, sampling and scheduling of one pass: what a plain step on an RTX 5090 takes beside reading."""
+_ROW_S, _ROW_SMS = 0.03e-3, 170
+"""Arithmetic of one more checked row, on so many multiprocessors: four users of an RTX 5090 lose 15 of 208
+tokens/s each, of which the state takes about half."""
+_BEYOND_BLOCK = 0.87
+"""Sixteen draft tokens instead of eight gained 3 % on an RTX 3090."""
+_TRITON = 1.03
+_EAGER_PLAIN_S = 0.028
+"""A plain pass that is launched piece by piece; with speculation ``_EAGER_COST`` counts."""
 
 _MANY_REQUESTS = 32
 _FEW_TOKENS = 50
@@ -152,13 +166,59 @@ def estimate(
     return Speed(roofline, share, plain, accept, cost, user, total, users, card.id in _COSTS)
 
 
-def accept_length(draft_tokens: int, tasks: Mapping[str, float], *, method: float = 1.0) -> Range:
+def relative_rate(
+    question: Question, card: Card, *, context_tokens: int = 2048, tasks: Mapping[str, float] | None = None
+) -> float:
+    """Expected tokens/s of one user, to compare configurations of one card with each other by.
+
+    ``estimate`` says how fast a card is and is wide for it; this is one figure, and only ratios of it count.
+    To the plain step come what each checked row costs (the recurrent state that a verify step writes for it,
+    and its arithmetic), rows that pad a batch to a captured size, and drafts beyond the trained block.
+
+    Raises:
+        DeployError: the configuration cannot be planned.
+    """
+    settings = question.settings()
+    cells = cells_of(settings, question.target, question.draft)
+    users = max(1, min(question.users, settings.running_requests or question.users))
+    batches = captured_batches(settings, settings.running_requests or users)
+    batch = next((size for size in batches if size >= users), None)
+    per_s = card.bandwidth_gb_per_s * 1e9 * _BANDWIDTH_SHARE
+    window = question.flags.get("speculative-draft-window-size")
+    drafted = min(context_tokens, window) if isinstance(window, int) else context_tokens
+    each = context_tokens * cells.target + 2 * cells.slot
+    plain_s = question.target.read_bytes_per_token / settings.gpus / per_s + _PASS_S + users * each / per_s
+    if question.flags.get("attention-backend") == "triton":
+        plain_s *= _TRITON
+    row_s = _ROW_S * _ROW_SMS / card.sms
+    if not settings.speculation:
+        plain_s += ((batch or users) - 1) * row_s
+        return 1 / (plain_s if batch else max(plain_s, _EAGER_PLAIN_S))
+    rows = (batch or users) * settings.draft_tokens
+    method = _METHODS.get((settings.algorithm or "").upper(), 0.9)
+    block = question.draft.block_size if question.draft else None
+    accept = accept_length(settings.draft_tokens, tasks or {"instruction": 1.0}, method=method, block=block)
+    verify_s = users * (settings.draft_tokens * cells.ssm + drafted * cells.draft) / per_s + rows * row_s
+    draft_s = _PASS_S / 2
+    if question.draft is not None:
+        draft_s += question.draft.read_bytes_per_token / per_s
+    if settings.method == "target-shaped":
+        # Such a draft goes through once for every token.
+        draft_s *= max(settings.draft_tokens - 1, 1)
+    step_s = plain_s + verify_s + draft_s
+    return (accept.low * accept.high) ** 0.5 / (step_s if batch else max(step_s, step_s * _EAGER_COST))
+
+
+def accept_length(
+    draft_tokens: int, tasks: Mapping[str, float], *, method: float = 1.0, block: int | None = None
+) -> Range:
     """Tokens that one verify step gives, its own one included.
 
     Args:
         draft_tokens: checked in a step, the target's own among them.
         tasks: share of each kind of text.
         method: how much less often than DFlash2's a draft is right.
+        block: tokens that the draft was trained to give, where that is to count; it guesses badly beyond.
     """
     whole = sum(share for share in tasks.values() if share > 0) or 1.0
     ends = []
@@ -166,13 +226,18 @@ def accept_length(draft_tokens: int, tasks: Mapping[str, float], *, method: floa
         mean = 0.0
         for task, share in tasks.items():
             chance = getattr(TASKS.get(task, TASKS["instruction"]), end) * method
-            mean += max(share, 0.0) / whole * _run_length(chance, draft_tokens)
+            mean += max(share, 0.0) / whole * _run_length(chance, draft_tokens, block)
         ends.append(max(mean, 1.0))
     return Range(ends[0], ends[1])
 
 
-def _run_length(chance: float, draft_tokens: int) -> float:
-    return sum(chance**place for place in range(max(draft_tokens, 1)))
+def _run_length(chance: float, draft_tokens: int, block: int | None) -> float:
+    length, reached = 0.0, 1.0
+    for place in range(1, max(draft_tokens, 1) + 1):
+        length += reached
+        beyond = max(0, place + 1 - block) if block else 0
+        reached *= chance * _BEYOND_BLOCK**beyond
+    return length
 
 
 def starting_draft_tokens(tasks: Mapping[str, float]) -> int:

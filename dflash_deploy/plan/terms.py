@@ -127,14 +127,13 @@ def remainder_of(
     workspace = terms.workspace + (terms.workspace_draft if has_draft else 0.0)
     if settings.speculation:
         workspace += terms.workspace_request * min(running_requests, 4)
-    hybrid = target.linear is not None
     fragments = terms.fragments_expandable if settings.expandable else terms.fragments
     return Remainder(
         workspace=small * workspace,
         prefill_graphs=prefill,
         target_graphs=graphs,
         draft_graphs=0.95 * graphs if has_draft else 0.0,
-        kernels=small * terms.kernels * (1.0 if hybrid else 0.4),
+        kernels=terms.kernels * kernel_share(target),
         fragments=small * fragments * (3 if settings.prefill_sizes else 1),
         activations=activations,
         logits=logits,
@@ -170,6 +169,11 @@ def prefill_parts(settings: Settings, target: ModelCard) -> tuple[tuple[float, s
     size = min(1.5, target.hidden_size * target.layers / _REFERENCE_SIZE)
     buffers = 1280 * (largest / 2048) ** 0.6 * size
     return (4.2 * count, f"for {count} token counts"), (buffers, f"for the largest, {largest:,} tokens")
+
+
+def kernel_share(target: ModelCard) -> float:
+    """Share of the fitted figure for kernels that a model takes: fewer without a recurrent state."""
+    return small_factor(target) * (1.0 if target.linear is not None else 0.4)
 
 
 def small_factor(target: ModelCard) -> float:

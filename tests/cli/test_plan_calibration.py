@@ -142,6 +142,39 @@ def test_a_log_that_teaches_nothing_is_not_kept(home: Path):
     assert not (home / "state").exists()
 
 
+def test_a_log_of_another_command_is_not_kept(boot_log: BootLog, home: Path):
+    log = home / "mine.log"
+    log.write_text(boot_log(ONE_USER, 5))
+    other = ("--", "sglang", "serve", *ONE_USER.split(), "--mem-fraction-static", "0.6")
+    done = run(*CARD, "--from-log", str(log), "--keep", *other)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "the log is of another one" in " ".join(done.stderr.split())
+    assert not (home / "state").exists()
+
+
+def test_the_journal_of_a_unit_is_kept(boot_log: BootLog, home: Path, monkeypatch: pytest.MonkeyPatch):
+    """``service install`` does the same once the service serves; the box's tests do it with a real journal."""
+    (home / "journal").write_text(
+        "".join(
+            f"2026-08-24T13:31:18+0000 host sglang[7]: {line}\n"
+            for line in boot_log(ONE_USER, 5).splitlines()
+        )
+    )
+    programs = {
+        "systemctl": f"echo '[Service]'\necho 'ExecStart=/opt/env/bin/sglang serve {ONE_USER}'",
+        "journalctl": f"cat {home / 'journal'}",
+    }
+    for name, text in programs.items():
+        (home / name).write_text(f"#!/bin/sh\n{text}\n")
+        (home / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(home), prepend=":")
+    told = planned(*CARD, "--sglang", "0.5.23", "--unit", "dflash-sglang-qwen", "--keep")["calibration"]
+    assert told["kept"] is True
+    assert abs(told["ready_free_error_after_mib"]) < 16
+    (record,) = json.loads(run("--calibration", "--json").stdout)["calibration"]
+    assert (record["version"], record["target"]) == ("0.5.23", "qwen3.8-27b-nvfp4")
+
+
 def test_a_state_folder_that_cannot_be_written(boot_log: BootLog, home: Path):
     log = home / "mine.log"
     log.write_text(boot_log(ONE_USER, 5))

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from dflash_deploy import calibration
 from dflash_deploy.doctor import planned as checks
 from dflash_deploy.doctor.finding import Status
 from dflash_deploy.errors import DeployError
+from dflash_deploy.plan.calibration import Calibrated
+from dflash_deploy.plan.terms import Terms
 
 from .builders import engine, gpu, process, reading, subject
 
@@ -31,6 +36,25 @@ def test_a_plan_that_fits_passes_and_says_that_it_is_predicted():
     assert answer is not None
     assert (answer.status, answer.kind) == (Status.PASS, "predicted"), answer
     assert "MiB at the peak" in answer.text
+
+
+def test_what_logs_of_this_machine_taught_is_planned_with(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    asked = {"profile": PROFILE, "overrides": ROOMY}
+    before = checks.budget(subject(gpu(), **asked))
+    card = "NVIDIA GeForce RTX 5090"
+    one = calibration.Subject(card, "0.5.23", "qwen3.8-27b-nvfp4", "qwen3.8-27b-dflash2")
+    calibration.keep(one, Calibrated(Terms(kernels=2640.0), None, None, ("kernels",)))
+    after = checks.budget(subject(gpu(), **asked))
+    assert before is not None
+    assert after is not None
+    assert "corrected by 1 boot log of this machine" in after.text
+    assert "corrected by" not in before.text
+    assert _peak_mib(after.text) == pytest.approx(_peak_mib(before.text) + 2000, abs=1)
+
+
+def _peak_mib(text: str) -> int:
+    return int(re.search(r"([\d,]+) of 32,607 MiB", text)[1].replace(",", ""))
 
 
 def test_too_little_context_for_the_users_warns():

@@ -100,6 +100,46 @@ def test_a_plan_that_ends_early_is_not_held_against_a_server_under_load():
     assert "kernels" not in learnt.learnt
 
 
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3.8-27b-nvfp4"])
+def test_memory_seen_is_learnt_of_small_models_too(model: str):
+    asked = Question(32607, load_model_card(model), None, {"mem-fraction-static": 0.85}, "0.5.23")
+    assert plan(asked).fails_at is None
+    used_mib = plan(asked).predicted_peak_mib + 400
+    learnt = calibrate(asked, BootRecord(Stage.SERVING), used_mib=used_mib)
+    assert plan(replace(asked, terms=learnt.terms)).predicted_peak_mib == pytest.approx(used_mib, abs=1)
+
+
+def test_a_server_that_serves_where_the_plan_ran_out_of_memory():
+    """Less is taken than was thought: the plan without the log would end at the capture."""
+    heavy = Terms(workspace=4000.0, graphs=3.0)
+    asked = replace(ONE, flags={**ONE.flags, "mem-fraction-static": 0.92}, terms=heavy)
+    light = plan(replace(asked, terms=terms_for(32607)))
+    assert plan(asked).fails_at is not None
+    assert light.fails_at is None
+    seen = BootRecord(
+        Stage.SERVING,
+        free_before_load_gib=(32607 - light.driver_mib - light.pool_mib("context")) / 1024,
+        graphs=tuple(
+            GraphCapture(role, "verify", (1,), 1.0, light.pool_mib(pool) / 1024)
+            for role, pool in (("target", "verify graphs"), ("draft", "draft graphs"))
+        ),
+        free_at_ready_gib=light.ready_free_mib / 1024,
+    )
+    learnt = calibrate(asked, seen)
+    assert learnt.before_mib < -1000
+    assert abs(learnt.after_mib) < 16
+    assert learnt.agrees
+    assert plan(replace(asked, terms=learnt.terms)).fails_at is None
+
+
+def test_a_log_of_another_configuration_is_told_apart():
+    """No server serves where the sizing leaves nothing."""
+    other = replace(ONE, flags={**ONE.flags, "mem-fraction-static": 0.6})
+    learnt = calibrate(other, BootRecord(Stage.SERVING, free_at_ready_gib=3.0))
+    assert not learnt.agrees
+    assert learnt.before_mib is None
+
+
 def test_two_boots_of_one_published_machine():
     rows = {row["id"]: row for row in json.loads(accuracy().DATA.read_text())["boots"]}
     first, second = rows["pro6000-bf16-2"], rows["pro6000-fp8-3"]
