@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import httpx
 
 from dflash_deploy.bench.chat import ChatRequest, Patience, build, stream_chat
-from dflash_deploy.bench.faults import find_faults
 from dflash_deploy.bench.measurement import (
     Measurement,
     NotMeasured,
@@ -22,6 +21,7 @@ from dflash_deploy.bench.measurement import (
     RoundFigures,
     Spread,
 )
+from dflash_deploy.bench.quality.faults import find_faults
 
 DEFAULT_STALL_S = 120.0
 """Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""

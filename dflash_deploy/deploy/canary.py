@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from dflash_deploy.bench.faults import find_faults
 from dflash_deploy.bench.measurement import RequestResult
+from dflash_deploy.bench.quality.faults import find_faults
 from dflash_deploy.engine.sglang import http
 from dflash_deploy.machine.gpu import read_gpus
 

@@ -4,9 +4,9 @@ import string
 
 import pytest
 
-from dflash_deploy.bench.faults import find_faults
 from dflash_deploy.bench.measurement import RequestResult
 from dflash_deploy.bench.prompts import prompts_by_task
+from dflash_deploy.bench.quality.faults import find_faults
 
 GOOD = (
     "The first radiator to bleed is the lowest one, because air rises and collects in the pipes above it. "
@@ -57,6 +57,19 @@ def test_our_own_questions_raise_nothing():
             assert not ids(prompt)
 
 
+def test_a_loop_at_the_end_counts_where_the_model_could_have_stopped():
+    # Forced to go on, a model may turn in circles once all is said.
+    text = GOOD * 3 + "and on and on " * 40
+    varied = "".join(f"{n}: {GOOD}" for n in range(3)) + "and on and on " * 40
+    assert ids(text) == ids(varied) == ["repetition"]
+    assert not ids(varied, max_tokens=700, tokens=700)
+
+
+def test_numbers_that_are_none():
+    assert "nan" in ids("The sum is nan nan nan nan.")
+    assert not ids("In Python, float('nan') is not equal to itself, and inf is larger than all.")
+
+
 def test_empty():
     assert ids("  \n ", tokens=9) == ["empty"]
 
@@ -104,4 +117,4 @@ def test_meaningless_text_is_let_pass_but_its_counts_are_not():
 
 def test_a_fault_tells_how_many_and_an_example():
     faults = find_faults([answer(GOOD), answer("!" * 900)], None)
-    assert faults == (f"repetition: 1 of 2 answers, for example … {'!' * 59!r}".replace("!'", "!…'"),)
+    assert faults == (f"repetition: 1 of 2 answers, for example … {'!' * 160!r}",)

@@ -1,0 +1,46 @@
+"""A look at the answers that a load left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash_deploy.bench.measurement import RequestResult
+from dflash_deploy.bench.quality.text import excerpt, text_faults
+
+_LEAST_SAME = 200
+"""Characters of an answer that cannot be right for two questions."""
+
+
+def find_faults(
+    requests: Sequence[RequestResult], max_tokens: int | None, *, read_text: bool = True
+) -> tuple[str, ...]:
+    """What is wrong with the answers, one line a fault: its id, how many answers have it, an example.
+
+    Args:
+        requests: answers that ended without an error.
+        max_tokens: tokens that each answer must have exactly, None where it might end by itself.
+        read_text: judge the text too, and not the counts alone.
+    """
+    found: dict[str, list[str]] = {}
+    for request in requests:
+        faults = _count_faults(request, max_tokens)
+        if read_text:
+            faults |= text_faults(request.text, request.output_tokens, free_end=max_tokens is None)
+        for fault, example in faults.items():
+            found.setdefault(fault, []).append(example)
+    texts = {request.text for request in requests}
+    if read_text and len(requests) > 1 and len(texts) == 1 and len(next(iter(texts))) >= _LEAST_SAME:
+        found["same-answer"] = [excerpt(requests[0].text)] * len(requests)
+    return tuple(
+        f"{fault}: {len(examples)} of {len(requests)} answers, for example {examples[0]}"
+        for fault, examples in found.items()
+    )
+
+
+def _count_faults(request: RequestResult, max_tokens: int | None) -> dict[str, str]:
+    faults: dict[str, str] = {}
+    if max_tokens is not None and request.output_tokens != max_tokens:
+        faults["wrong-count"] = f"{request.output_tokens} tokens by usage where {max_tokens} were asked for"
+    elif request.output_tokens < request.chunks:
+        faults["wrong-count"] = f"{request.output_tokens} tokens by usage in {request.chunks} chunks"
+    return faults
