@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.profile.schema import FlagSetting, Goal
+from dflash_deploy.tune.outlook import Outlook, duration, time_left_s
 from dflash_deploy.tune.records import Candidate, StudyRecord, TrialRecord
 from dflash_deploy.tune.select import best_trial
 from dflash_deploy.tune.space import Settings
@@ -54,7 +55,7 @@ class Screen(Protocol):
     def note(self, text: str) -> None:
         """Something about the study as a whole."""
 
-    def begun(self, candidate: Candidate) -> None:
+    def begun(self, candidate: Candidate, outlook: Outlook) -> None:
         """A trial begins."""
 
     def stage(self, text: str) -> None:
@@ -92,10 +93,12 @@ class PlainScreen:
             with _showing():
                 print(text, file=self._stream, flush=True)
 
-    def begun(self, candidate: Candidate) -> None:
-        """Print what is tried."""
+    def begun(self, candidate: Candidate, outlook: Outlook) -> None:
+        """Print what is tried and why, and what lies ahead."""
         self._number = candidate.number
         self.note(f"trial {candidate.number}: {candidate.source}: {searched(self._study, candidate.flags)}")
+        self.note(f"trial {candidate.number}:   why: {outlook.why}; next: {outlook.after}")
+        self.note(f"progress: {ahead(outlook, self._trials)}")
 
     def stage(self, text: str) -> None:
         """Print it, indented."""
@@ -127,6 +130,7 @@ class LiveScreen:
         self._trials = list(trials)
         self._running: Candidate | None = None
         self._stage = ""
+        self._outlook: Outlook | None = None
         # Drawn when something happens and never in between: drawing takes time from streams being timed.
         self._live = Live(console=console, auto_refresh=False, get_renderable=self._render)
 
@@ -135,9 +139,9 @@ class LiveScreen:
         with _showing():
             self._live.console.print(Text(text))
 
-    def begun(self, candidate: Candidate) -> None:
-        """Show it as running."""
-        self._running, self._stage = candidate, "launching"
+    def begun(self, candidate: Candidate, outlook: Outlook) -> None:
+        """Show it as running, and what lies ahead."""
+        self._running, self._stage, self._outlook = candidate, "launching", outlook
         self._draw()
 
     def stage(self, text: str) -> None:
@@ -199,7 +203,18 @@ class LiveScreen:
             lines.append(Text(f"best so far: trial {best.number}, {figure(self._study, best.objective)}"))
         if self._running is not None:
             lines.append(Text(f"trial {self._running.number} ({self._running.source}): {self._stage}"))
+            if self._outlook is not None:
+                lines.append(Text(f"why: {self._outlook.why}", style="dim"))
+                lines.append(Text(f"next: {self._outlook.after}", style="dim"))
+                lines.append(Text(ahead(self._outlook, self._trials)))
         return Group(*lines)
+
+
+def ahead(outlook: Outlook, trials: Sequence[TrialRecord]) -> str:
+    """How far a study has come as a trial begins, and how long it still takes."""
+    left_s = time_left_s(outlook, trials)
+    about = f"; about {duration(left_s)} left (predicted from the trials so far)" if left_s else ""
+    return f"launch {outlook.launched + 1} of at most {outlook.trials}{about}"
 
 
 def outcome_line(study: StudyRecord, record: TrialRecord) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dflash_deploy import __version__, calibration, paths
 from dflash_deploy.calibration import Subject
@@ -19,7 +19,9 @@ from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.cards import load_card
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.tune.feasible import Forecaster
+from dflash_deploy.tune.journal import Journal
 from dflash_deploy.tune.launching import Launcher, model_flags
+from dflash_deploy.tune.outlook import Ending, Outlook
 from dflash_deploy.tune.records import (
     Candidate,
     Predicted,
@@ -37,10 +39,6 @@ from dflash_deploy.tune.trial import Gauge, not_launched, run_trial
 
 if TYPE_CHECKING:
     from dflash_deploy.tune.search import Proposal
-
-Ending = Literal["trials", "minutes", "exhausted", "interrupted"]
-"""Why a study went no further: as many launches as were wanted, the time was up, every configuration has been
-tried, or it was stopped."""
 
 _REFUSALS_PER_LAUNCH = 20
 
@@ -72,6 +70,7 @@ class Rig:
 class _Next:
     source: str
     settings: dict[str, FlagSetting]
+    why: str
     proposal: Proposal | None = None
 
 
@@ -175,19 +174,20 @@ def run_study(
     Raises:
         DeployError: the study is locked, its folder cannot be written, or no server can be started at all.
     """
-    with locked(folder), writing(folder):
+    with locked(folder), writing(folder), Journal(folder, screen) as journal:
         for candidate in cut_short(folder):
             record = not_launched(candidate, "interrupted", "the tuner was ended while it ran")
             write_record(trial_folder(folder, candidate.number) / "trial.json", record)
-        run = _Run(folder, study, rig, screen)
+        run = _Run(folder, study, rig, journal)
         ending = run.until(effort)
+        journal.over(ending)
         return run.records, ending
 
 
 class _Run:
     """The trials of one run of the tuner."""
 
-    def __init__(self, folder: Path, study: StudyRecord, rig: Rig, screen: Screen) -> None:
+    def __init__(self, folder: Path, study: StudyRecord, rig: Rig, screen: Journal) -> None:
         # Optuna takes most of a second to load, which an error before this need not wait for.
         from dflash_deploy.tune.search import Search  # noqa: PLC0415
 
@@ -204,10 +204,13 @@ class _Run:
         finished = [record for record in self.records if record.outcome != "interrupted"]
         self._tried = {self._key(record.flags) for record in finished}
         self._launched = sum(record.launched for record in finished)
+        self._trials = 0
+        self._deadline: float | None = None
         self._queue = deque(self._waiting())
 
     def until(self, effort: Effort) -> Ending:
         deadline = None if effort.minutes is None else time.monotonic() + 60 * effort.minutes
+        self._trials, self._deadline = effort.trials, deadline
         refusals = 0
         try:
             while self._launched < effort.trials:
@@ -226,11 +229,12 @@ class _Run:
     def _waiting(self) -> Iterator[_Next]:
         """Settings that somebody knows, then those that a former run did not finish."""
         for known in self._profile.known:
-            yield _Next(f"{KNOWN}{known.name}", tidy({**self._profile.flags, **known.flags}))
+            settings = tidy({**self._profile.flags, **known.flags})
+            yield _Next(f"{KNOWN}{known.name}", settings, f"known: {known.source}")
         for record in self.records:
             if record.outcome == "interrupted":
                 own = {name: value for name, value in record.flags.items() if name not in self._model}
-                yield _Next(record.source, own)
+                yield _Next(record.source, own, f"trial {record.number} was cut short")
 
     def _next(self) -> _Next | None:
         while self._queue:
@@ -238,7 +242,20 @@ class _Run:
             if self._key(waiting.settings) not in self._tried:
                 return waiting
         proposal = self._search.propose(self._tried)
-        return _Next("search", proposal.settings, proposal) if proposal else None
+        if proposal is None:
+            return None
+        return _Next("search", proposal.settings, f"proposed from {len(self._tried)} results", proposal)
+
+    def _outlook(self, wanted: _Next) -> Outlook:
+        waiting = [later for later in self._queue if self._key(later.settings) not in self._tried]
+        if self._launched + 1 >= self._trials:
+            after = "nothing: this is the last launch"
+        elif waiting:
+            after = f"{waiting[0].source} ({waiting[0].why})"
+        else:
+            after = "what the search proposes once this result is in"
+        left_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return Outlook(wanted.why, after, self._launched, self._trials, left_s)
 
     def _first_forecaster(self, study: StudyRecord) -> Forecaster:
         """As logs have corrected it: those kept of this card, or this study's own where it is simulated."""
@@ -289,7 +306,7 @@ class _Run:
 
     def _launch(self, candidate: Candidate, wanted: _Next, predicted: Predicted | None) -> TrialRecord:
         write_record(trial_folder(self._folder, candidate.number) / "candidate.json", candidate)
-        self._screen.begun(candidate)
+        self._screen.begun(candidate, self._outlook(wanted))
         begun = time.monotonic()
         try:
             return run_trial(

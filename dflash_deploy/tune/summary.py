@@ -15,10 +15,10 @@ from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.profile.schema import FlagSetting, Goal
 from dflash_deploy.tune.launching import values
 from dflash_deploy.tune.limits import figures, limits_of, unchecked
+from dflash_deploy.tune.outlook import Ending
 from dflash_deploy.tune.records import Outcome, Predicted, StudyRecord, TrialRecord
 from dflash_deploy.tune.screen import GOAL_UNITS, figure
 from dflash_deploy.tune.select import KNOWN, Gain, best_trial, gain, spread_of
-from dflash_deploy.tune.study import Ending
 
 
 class _Part(BaseModel):
@@ -107,8 +107,8 @@ def summarize(folder: Path, study: StudyRecord, trials: Sequence[TrialRecord], e
         engine_version=study.engine_version,
         objective=Objective(goal=goal, unit=GOAL_UNITS[goal]),
         ended_by=ending,
-        best=_best(study, best) if best else None,
-        baselines=list(_baselines(study, trials, best)),
+        best=best_of(study, best) if best else None,
+        baselines=list(baselines_of(study, trials, best)),
         trials=[_short(trial) for trial in trials],
         unchecked_limits=_unchecked(study, best) if best else [],
         next_command=f"dflash-deploy emit {study.name}" if best else None,
@@ -229,7 +229,8 @@ def _against(study: StudyRecord, best: Best, baseline: Baseline) -> str:
     return f"{abs(baseline.gain.median):.1%} {word} than {name}, {spread}"
 
 
-def _best(study: StudyRecord, trial: TrialRecord) -> Best:
+def best_of(study: StudyRecord, trial: TrialRecord) -> Best:
+    """A study's best trial, as it is told."""
     spread = spread_of(trial, study.profile.objective.optimize)
     assert trial.objective is not None  # noqa: S101  (the best has a figure)
     assert spread is not None  # noqa: S101
@@ -247,9 +248,10 @@ def _best(study: StudyRecord, trial: TrialRecord) -> Best:
     )
 
 
-def _baselines(
+def baselines_of(
     study: StudyRecord, trials: Sequence[TrialRecord], best: TrialRecord | None
 ) -> Iterator[Baseline]:
+    """Every known setting that was tried, held against the best."""
     goal = study.profile.objective.optimize
     sources = {known.name: known.source for known in study.profile.known}
     for trial in trials:
