@@ -153,7 +153,7 @@ def test_a_log_of_another_command_is_not_kept(boot_log: BootLog, home: Path):
 
 
 def test_the_journal_of_a_unit_is_kept(boot_log: BootLog, home: Path, monkeypatch: pytest.MonkeyPatch):
-    """``service install`` does the same once the service serves; the box's tests do it with a real journal."""
+    """``service install`` does the same once the service serves."""
     (home / "journal").write_text(
         "".join(
             f"2026-08-24T13:31:18+0000 host sglang[7]: {line}\n"
