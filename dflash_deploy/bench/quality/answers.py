@@ -1,0 +1,168 @@
+"""Whether an answer is one to its question: right, well-formed, in its language, of some length."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from dflash_deploy.bench.quality.schema import misfit
+from dflash_deploy.bench.quality.text import excerpt, script_shares, text_faults
+from dflash_deploy.bench.workloads import Prompt
+
+_WORD = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
+_THOUSANDS = re.compile(r"(?<=\d)[,\u202f\u00a0](?=\d{3}\b)")
+_FENCED = re.compile(r"```[\w-]*\n(.*?)\n?```", re.DOTALL)
+_MOST_BETWEEN = 6
+"""Words that may stand between those of an answer that is a list."""
+
+_LAST_NUMBERS = 3
+"""A result is among the last numbers that a text names; others may come in the same sentence."""
+
+_LEAST_LETTERS = 40
+_OWN_SHARE = 0.1
+"""Share of the letters from which a script belongs to a text."""
+
+_COLLAPSED = 0.08
+_LEAST_EXPECTED = 300
+_LONG_CHARS = 300
+"""An answer of a thousand tokens was asked for."""
+
+_LARGEST_JSON = 1 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered.
+
+    Attributes:
+        text: in words.
+        tool: name of the function that it calls, and ``arguments`` as it wrote them; None without a call.
+        tokens: by the server's count, None where it does not say.
+        ended: the model ended it; False where it was cut at the wanted length.
+    """
+
+    text: str
+    tool: str | None = None
+    arguments: str | None = None
+    tokens: int | None = None
+    ended: bool = True
+
+
+def answer_faults(prompt: Prompt, answer: Answer) -> dict[str, str]:
+    """What is wrong with an answer, whatever model gave it: an id and an example each.
+
+    Args:
+        prompt: what was asked. Its reference, where there is one, says in what language and how long.
+        answer: what came.
+    """
+    if prompt.tool is not None and answer.tool is not None:
+        # The call is the answer; ``misses`` looks at it.
+        return {}
+    faults = text_faults(answer.text, answer.tokens, free_end=answer.ended)
+    if "empty" in faults:
+        return faults
+    if (drift := _foreign(prompt, answer.text)) is not None:
+        faults["language-drift"] = f"{drift}: {excerpt(answer.text)}"
+    expected = len(prompt.reference or "")
+    if answer.ended and (
+        (expected >= _LEAST_EXPECTED and len(answer.text) < _COLLAPSED * expected)
+        or (prompt.long and _length(answer.text) < _LONG_CHARS)
+    ):
+        faults["length-collapse"] = f"all that came: {excerpt(answer.text)}"
+    return faults
+
+
+def misses(prompt: Prompt, answer: Answer) -> str | None:
+    """Why an answer is not the right one, None where it is or where no one right answer is known.
+
+    A good model misses some, so this is for counting, not for condemning a server over one answer.
+    """
+    if prompt.tool is not None:
+        return _wrong_call(prompt.tool, answer)
+    if prompt.schema is not None:
+        value, problem = _parsed(answer.text)
+        problem = problem or misfit(value, prompt.schema)
+        return None if problem is None else f"{problem}: {excerpt(answer.text)}"
+    if prompt.answer is not None and not holds(answer.text, prompt.answer):
+        return f"no {prompt.answer!r} in {excerpt(answer.text)}"
+    return None
+
+
+def holds(text: str, answer: str) -> bool:
+    """Whether the words of an answer stand in the text, in their order and near each other."""
+    wanted, said = _words(answer), _words(text)
+    if len(wanted) == 1 and wanted[0].isdigit():
+        # Any number may turn up on the way to the result.
+        return wanted[0] in [word for word in said if word.isdigit()][-_LAST_NUMBERS:]
+    for start, word in enumerate(said):
+        if word != wanted[0]:
+            continue
+        at, left = start, wanted[1:]
+        while left and left[0] in (window := said[at + 1 : at + 2 + _MOST_BETWEEN]):
+            at, left = at + 1 + window.index(left[0]), left[1:]
+        if not left:
+            return True
+    return False
+
+
+def copied(text: str, original: str) -> str | None:
+    """Where a copy departs from its original, in words; None where it does not. White space may differ."""
+    ours, theirs = _plain(text), _plain(original)
+    if theirs in ours:
+        return None
+    match = SequenceMatcher(None, ours, theirs, autojunk=False)
+    for kind, at, to, other_at, other_to in match.get_opcodes():
+        if kind != "equal":
+            return f"{theirs[other_at : other_to + 20]!r} became {ours[at : to + 20]!r}"
+    return None
+
+
+def _wrong_call(tool: object, answer: Answer) -> str | None:
+    if not isinstance(tool, dict):
+        return None
+    if answer.tool is None:
+        return f"{tool.get('name')} is not called: {excerpt(answer.text)}"
+    if answer.tool != tool.get("name"):
+        return f"{answer.tool!r} is called and not {tool.get('name')!r}"
+    value, problem = _parsed(answer.arguments or "")
+    schema = tool.get("parameters")
+    problem = problem or misfit(value, schema if isinstance(schema, dict) else {}, "the call")
+    return None if problem is None else f"{problem}: {excerpt(answer.arguments or '')}"
+
+
+def _parsed(text: str) -> tuple[object, str | None]:
+    fenced = _FENCED.search(text)
+    try:
+        return json.loads((fenced.group(1) if fenced else text).strip()[:_LARGEST_JSON]), None
+    except (ValueError, RecursionError):
+        return None, "no JSON"
+
+
+def _foreign(prompt: Prompt, text: str) -> str | None:
+    """A script that took over the text or its end, and that neither question nor reference is written in."""
+    expected = script_shares(f"{prompt.question} {prompt.reference or ''}")
+    own = {script for script, share in expected.items() if share >= _OWN_SHARE}
+    if not own:
+        return None
+    letters = "".join(char for char in text if char.isalpha())
+    for part, where in ((letters, "the answer"), (letters[-len(letters) // 3 :], "the end")):
+        shares = script_shares(part)
+        if len(part) >= _LEAST_LETTERS and (script := next(iter(shares))) not in own and shares[script] > 0.5:
+            return f"{where} is in {script}"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_THOUSANDS.sub("", unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _length(text: str) -> int:
+    # A letter of Chinese says as much as two or three of English.
+    return sum(3 if "㐀" <= char <= "鿿" else 1 for char in text)
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())

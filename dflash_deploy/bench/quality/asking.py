@@ -1,0 +1,179 @@
+"""Questions to a server whose whole answers matter, and not their timing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from dflash_deploy.bench.quality.agreement import Said
+from dflash_deploy.bench.quality.answers import Answer
+from dflash_deploy.bench.workloads import Prompt
+
+_LARGEST_BYTES = 8 << 20
+_LARGEST_ERROR = 300
+_REFUSED = frozenset({400, 422})
+_BEYOND_THE_STANDARD: Mapping[str, object] = {
+    "chat_template_kwargs": {"enable_thinking": False},
+    "return_token_ids": True,
+}
+"""SGLang and vLLM know these. A server that refuses them is asked without."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server to ask.
+
+    Attributes:
+        base_url: its root, without ``/v1``.
+        model: name to ask for.
+        timeout_s: for one answer, on the clock.
+    """
+
+    base_url: str
+    model: str
+    api_key: str | None = None
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back: an answer, or the error that came instead.
+
+    Attributes:
+        cached_tokens: of the prompt, found in the server's prefix cache; None where it does not say.
+        refused: the server takes no such request (too long, no tools): no fault of its answers.
+    """
+
+    answer: Answer
+    token_ids: tuple[int, ...] | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+    refused: bool = False
+
+    @property
+    def said(self) -> Said:
+        """As far as agreement goes."""
+        call = "" if self.answer.tool is None else f"{self.answer.tool}({self.answer.arguments})"
+        return Said(self.answer.text + call, self.token_ids, self.answer.tokens)
+
+
+def ask(
+    place: Place,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    at_once: int = 1,
+    ignore_eos: bool = False,
+) -> list[Reply]:
+    """Ask every prompt, greedily and without a thinking phase; never raises for what a server does.
+
+    Args:
+        place: the server.
+        prompts: in the order in which they are begun.
+        max_tokens: of each answer at most.
+        at_once: requests at the same time.
+        ignore_eos: answers of exactly that length.
+    """
+    return asyncio.run(_ask_all(place, prompts, max_tokens, at_once, ignore_eos))
+
+
+async def _ask_all(
+    place: Place, prompts: Sequence[Prompt], max_tokens: int, at_once: int, ignore_eos: bool
+) -> list[Reply]:
+    turn = asyncio.Semaphore(at_once)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once)
+    headers = {"authorization": f"Bearer {place.api_key}"} if place.api_key else {}
+    # No proxy of the environment stands between a person and their own card.
+    async with httpx.AsyncClient(
+        limits=limits, trust_env=False, headers=headers, timeout=httpx.Timeout(place.timeout_s, connect=10.0)
+    ) as client:
+
+        async def in_turn(prompt: Prompt) -> Reply:
+            async with turn:
+                body = _body(place.model, prompt, max_tokens, ignore_eos)
+                reply = await _ask_one(client, place, {**body, **_BEYOND_THE_STANDARD})
+                return await _ask_one(client, place, body) if reply.refused else reply
+
+        return list(await asyncio.gather(*(in_turn(prompt) for prompt in prompts)))
+
+
+def _body(model: str, prompt: Prompt, max_tokens: int, ignore_eos: bool) -> dict[str, object]:
+    body: dict[str, object] = {
+        "model": model,
+        "messages": [message._asdict() for message in prompt.messages],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
+    if ignore_eos:
+        body["ignore_eos"] = True
+    if prompt.tool is not None:
+        body["tools"] = [{"type": "function", "function": prompt.tool}]
+    return body
+
+
+async def _ask_one(client: httpx.AsyncClient, place: Place, body: Mapping[str, object]) -> Reply:
+    try:
+        async with (
+            asyncio.timeout(place.timeout_s),
+            client.stream("POST", f"{place.base_url}/v1/chat/completions", json=body) as response,
+        ):
+            content = bytearray()
+            async for piece in response.aiter_bytes():
+                content += piece
+                if len(content) > _LARGEST_BYTES:
+                    return _failed("the answer does not end")
+    except TimeoutError:
+        return _failed(f"no answer within {place.timeout_s:.0f} s")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return _failed(f"{type(error).__name__} {error}".rstrip())
+    if response.status_code != httpx.codes.OK:
+        text = " ".join(content[:_LARGEST_ERROR].decode(errors="replace").split())
+        return _failed(f"HTTP {response.status_code}: {text}", refused=response.status_code in _REFUSED)
+    try:
+        return _read(json.loads(content))
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return _failed("the answer is no chat completion")
+
+
+def _read(content: Mapping[str, object]) -> Reply:
+    """Raises LookupError, TypeError or ValueError for what is no chat completion."""
+    choices = content["choices"]
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        raise TypeError
+    choice = choices[0]
+    message = choice["message"]
+    parts = [message.get(key) for key in ("reasoning_content", "content")]
+    calls = message.get("tool_calls")
+    call = calls[0].get("function") if isinstance(calls, list) and calls else None
+    usage = content.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    ids = choice.get("token_ids")
+    return Reply(
+        Answer(
+            text="".join(part for part in parts if isinstance(part, str)),
+            tool=_text(call, "name"),
+            arguments=_text(call, "arguments"),
+            tokens=_count(usage.get("completion_tokens")),
+            ended=choice.get("finish_reason") != "length",
+        ),
+        token_ids=tuple(ids) if isinstance(ids, list) and all(isinstance(one, int) for one in ids) else None,
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+    )
+
+
+def _failed(error: str, *, refused: bool = False) -> Reply:
+    return Reply(Answer(""), error=error, refused=refused)
+
+
+def _text(call: object, key: str) -> str | None:
+    value = call.get(key) if isinstance(call, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
