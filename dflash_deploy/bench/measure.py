@@ -30,6 +30,9 @@ _LEAST_STALL_S = 10.0
 _LEAST_TIMEOUT_S = 20.0
 """Bounds on waiting never get shorter than these by the clock, however fast simulated time runs."""
 
+_SAMPLE_CHARACTERS = 600
+_MOST_SAMPLES = 3
+
 
 @dataclass(frozen=True)
 class _Load:
@@ -167,6 +170,7 @@ def measure(
         vram_total_mib=vram_total_mib,
         faults=find_faults(requests, output_tokens if ignore_eos else None, read_text=check_output),
         per_round=tuple(_figures(one) for one in measured),
+        samples=tuple(one.requests[0].text[:_SAMPLE_CHARACTERS] for one in measured[:_MOST_SAMPLES]),
     )
 
 

@@ -96,6 +96,7 @@ class Measurement:
         vram_used_mib: highest use of the card's memory seen while measuring, or None without a card.
         faults: what is wrong with the answers (an id and an example), empty where all is well.
         per_round: the figures of each round, in order.
+        samples: how some answers begin, for a person to judge.
     """
 
     users: int
@@ -112,6 +113,7 @@ class Measurement:
     vram_total_mib: int | None = None
     faults: tuple[str, ...] = ()
     per_round: tuple[RoundFigures, ...] = ()
+    samples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
