@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from dflash_deploy.plan.cells import cells_of
 from dflash_deploy.plan.settings import Settings
-from dflash_deploy.plan.terms import Terms, graph_parts, prefill_parts, remainder_of, small_factor, terms_for
+from dflash_deploy.plan.terms import (
+    Terms,
+    graph_parts,
+    prefill_parts,
+    remainder_of,
+    requests_together,
+    small_factor,
+    terms_for,
+)
 
 if TYPE_CHECKING:
     from dflash_deploy.checkpoint.cards import ModelCard
@@ -177,7 +185,10 @@ class _Words:
             "logits",
             _product(
                 (2, "copies"),
-                (budget.max_running_requests, "requests"),
+                (
+                    requests_together(settings, budget.max_running_requests, self.question.users),
+                    "requests at once",
+                ),
                 (max(settings.draft_tokens, 1), "rows"),
                 (target.vocab_size, "vocabulary"),
                 (4, "bytes"),
@@ -200,7 +211,12 @@ class _Words:
         settings, budget, terms = self.settings, self.budget, self.terms
         requests = budget.max_running_requests
         left = remainder_of(
-            settings, terms, self.question.target, running_requests=requests, has_draft=self.draft is not None
+            settings,
+            terms,
+            self.question.target,
+            running_requests=requests,
+            users=self.question.users,
+            has_draft=self.draft is not None,
         )
         small = small_factor(self.question.target)
         rows = max(left.batches, default=0) * max(settings.draft_tokens, 1)

@@ -110,8 +110,14 @@ def captured_batches(settings: Settings, running_requests: int) -> tuple[int, ..
     return tuple(sorted(kept))
 
 
+def requests_together(settings: Settings, running_requests: int, users: int) -> int:
+    """Requests that logits are made for at once: those captured, later those of the users."""
+    captured = max(captured_batches(settings, running_requests), default=0)
+    return min(running_requests, max(users, captured))
+
+
 def remainder_of(
-    settings: Settings, terms: Terms, target: ModelCard, *, running_requests: int, has_draft: bool
+    settings: Settings, terms: Terms, target: ModelCard, *, running_requests: int, users: int, has_draft: bool
 ) -> Remainder:
     """Graphs, workspaces, kernels and buffers of one configuration."""
     small = small_factor(target)
@@ -123,7 +129,8 @@ def remainder_of(
     if settings.prefill_sizes:
         # Layers between the captured parts still run one by one.
         activations /= 2
-    logits = 2 * running_requests * max(settings.draft_tokens, 1) * target.vocab_size * 4 / (1 << 20)
+    together = requests_together(settings, running_requests, users)
+    logits = 2 * together * max(settings.draft_tokens, 1) * target.vocab_size * 4 / (1 << 20)
     workspace = terms.workspace + (terms.workspace_draft if has_draft else 0.0)
     if settings.speculation:
         workspace += terms.workspace_request * min(running_requests, 4)

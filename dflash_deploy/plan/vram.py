@@ -328,6 +328,7 @@ class _Walk:
                 self.terms,
                 self.target,
                 running_requests=running_requests,
+                users=self.question.users,
                 has_draft=has_draft,
             )
             self.remainders[running_requests] = left
