@@ -116,7 +116,8 @@ def copied(text: str, original: str) -> str | None:
     match = SequenceMatcher(None, ours, theirs, autojunk=False)
     for kind, at, to, other_at, other_to in match.get_opcodes():
         if kind != "equal":
-            return f"{theirs[other_at : other_to + 20]!r} became {ours[at : to + 20]!r}"
+            start = max(0, other_at - 10)
+            return f"{theirs[start : other_to + 20]!r} became {ours[max(0, at - 10) : to + 20]!r}"
     return None
 
 

@@ -87,9 +87,14 @@ async def _ask_all(
     turn = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once)
     headers = {"authorization": f"Bearer {place.api_key}"} if place.api_key else {}
-    # No proxy of the environment stands between a person and their own card.
+    # No proxy of the environment stands between a person and their own card. Reading all certificates takes
+    # longer than an answer, and a server without TLS has none to check.
     async with httpx.AsyncClient(
-        limits=limits, trust_env=False, headers=headers, timeout=httpx.Timeout(place.timeout_s, connect=10.0)
+        limits=limits,
+        trust_env=False,
+        headers=headers,
+        timeout=httpx.Timeout(place.timeout_s, connect=10.0),
+        verify=place.base_url.startswith("https:"),
     ) as client:
 
         async def in_turn(prompt: Prompt) -> Reply:

@@ -137,11 +137,13 @@ def examine(
         on_stage: told what is going on, in a few words.
     """
     tell = on_stage or (lambda _: None)
-    asked: list[tuple[Prompt, Reply]] = []
+    asked: list[_Asked] = []
 
     def put(prompts: Sequence[Prompt], at_once: int, max_tokens: int = _FREE_TOKENS) -> list[Reply]:
         replies = ask(place, prompts, max_tokens=max_tokens, at_once=at_once)
-        asked.extend(zip(prompts, replies, strict=True))
+        asked.extend(
+            _Asked(prompt, max_tokens, reply) for prompt, reply in zip(prompts, replies, strict=True)
+        )
         return replies
 
     scores: dict[Kind, Score] = {}
@@ -168,7 +170,7 @@ def examine(
         missed=missed,
         faults=(
             *_failed(asked),
-            *(_text_faults(asked) if read_text else ()),
+            *_answer_faults(asked, read_text=read_text),
             *_ignorance(scores, missed),
             *_restlessness(trios),
         ),
@@ -176,7 +178,7 @@ def examine(
         repeated=len(trios),
         repeated_same=sum(len({reply.said for reply in trio}) == 1 for trio in trios),
         cached_tokens=sum(cached) if cached else None,
-        refused=sum(reply.refused for _, reply in asked),
+        refused=sum(one.reply.refused for one in asked),
     )
 
 
@@ -265,20 +267,33 @@ def _asked(examination: Examination) -> int:
     return sum(score.asked for score in examination.scores.values())
 
 
-def _failed(asked: Sequence[tuple[Prompt, Reply]]) -> list[str]:
-    errors = [reply.error for _, reply in asked if reply.error is not None and not reply.refused]
-    unasked = all(reply.error is not None for _, reply in asked)
-    if unasked and not errors:
-        errors = [reply.error for _, reply in asked if reply.error is not None]
-    return [f"no-answer: {len(errors)} of {len(asked)} requests, for example {errors[0]}"] if errors else []
+@dataclass(frozen=True)
+class _Asked:
+    prompt: Prompt
+    max_tokens: int
+    reply: Reply
 
 
-def _text_faults(asked: Sequence[tuple[Prompt, Reply]]) -> list[str]:
+def _failed(asked: Sequence[_Asked]) -> list[str]:
+    errors = [one.reply.error for one in asked if one.reply.error is not None]
+    faulty = [one.reply.error for one in asked if one.reply.error is not None and not one.reply.refused]
+    # One that refuses everything is of no use either.
+    counted = errors if len(errors) == len(asked) else faulty
+    return (
+        [f"no-answer: {len(counted)} of {len(asked)} requests, for example {counted[0]}"] if counted else []
+    )
+
+
+def _answer_faults(asked: Sequence[_Asked], *, read_text: bool) -> list[str]:
     found: dict[str, list[str]] = {}
-    answered = [(prompt, reply) for prompt, reply in asked if reply.error is None]
-    for prompt, reply in answered:
-        for fault, example in answer_faults(prompt, reply.answer).items():
-            found.setdefault(fault, []).append(f"{prompt.id}: {example}")
+    answered = [one for one in asked if one.reply.error is None]
+    for one in answered:
+        answer = one.reply.answer
+        faults = answer_faults(one.prompt, answer) if read_text else {}
+        if answer.tokens is not None and answer.tokens > one.max_tokens:
+            faults["wrong-count"] = f"{answer.tokens} tokens by usage where {one.max_tokens} were allowed"
+        for fault, example in faults.items():
+            found.setdefault(fault, []).append(f"{one.prompt.id}: {example}")
     return [
         f"{fault}: {len(examples)} of {len(answered)} answers, for example {examples[0]}"
         for fault, examples in found.items()

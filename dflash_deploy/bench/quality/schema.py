@@ -56,7 +56,7 @@ def _object_misfit(
     known = known if isinstance(known, dict) else {}
     needed = schema.get("required")
     for name in needed if isinstance(needed, list) else []:
-        if name not in value:
+        if isinstance(name, str) and name not in value:
             return f"{at} lacks {name!r}"
     others = schema.get("additionalProperties")
     for name, item in value.items():

@@ -5,8 +5,8 @@ import string
 import pytest
 
 from dflash_deploy.bench.measurement import RequestResult
-from dflash_deploy.bench.prompts import prompts_by_task
 from dflash_deploy.bench.quality.faults import find_faults
+from dflash_deploy.bench.workloads import load_all
 
 GOOD = (
     "The first radiator to bleed is the lowest one, because air rises and collects in the pipes above it. "
@@ -52,9 +52,8 @@ def test_good_text_raises_nothing(text):
 
 
 def test_our_own_questions_raise_nothing():
-    for prompts in prompts_by_task().values():
-        for prompt in prompts:
-            assert not ids(prompt)
+    for prompt in load_all():
+        assert not ids(prompt.question), prompt.id
 
 
 def test_a_loop_at_the_end_counts_where_the_model_could_have_stopped():

@@ -1,0 +1,178 @@
+# ruff: noqa: RUF001
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_deploy.bench.quality.answers import Answer, answer_faults, copied, holds, misses
+from dflash_deploy.bench.quality.schema import misfit
+from dflash_deploy.bench.workloads import Prompt, load_all
+
+REFERENCES = [prompt for prompt in load_all() if prompt.reference]
+JSON_PROMPT = next(prompt for prompt in REFERENCES if prompt.schema)
+TOOL_PROMPT = next(prompt for prompt in REFERENCES if prompt.tool)
+
+
+def answered(prompt, text):
+    if prompt.tool is not None:
+        return Answer("", str(prompt.tool["name"]), text)
+    return Answer(text, tokens=max(1, len(text) // 3))
+
+
+def test_no_good_answer_raises_an_alarm():
+    assert len(REFERENCES) >= 200
+    assert {prompt.language for prompt in REFERENCES} == {"en", "zh-TW"}
+    alarms = {}
+    for prompt in REFERENCES:
+        answer = answered(prompt, prompt.reference)
+        found = answer_faults(prompt, answer), misses(prompt, answer)
+        if any(found):
+            alarms[prompt.id] = found
+    assert alarms == {}
+
+
+def test_a_reference_to_another_question_is_not_right():
+    # Else the checks above could not fail.
+    kinds = Counter()
+    for prompt in REFERENCES:
+        if prompt.tool is None and (prompt.answer or prompt.schema):
+            others = [one for one in REFERENCES if one.task == prompt.task and one.tool is None]
+            other = others[(others.index(prompt) + 5) % len(others)]
+            kinds[misses(prompt, answered(prompt, other.reference)) is not None] += 1
+    assert kinds[True] > 9 * kinds[False]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("So the sum is **5,050**.", "5050"),
+        ("$$x = 42$$", "42"),
+        ("It opens at 21:35 sharp.", "21:35"),
+        ("1. amber\n2. garnet\n3. opal", "amber, garnet, opal"),
+        ("答案是玉山。", "玉山"),
+        ("The order is C → A → D → B", "C, A, D, B"),
+        ("１２ 公斤", "12"),
+    ],
+)
+def test_right_answers_come_in_many_forms(text, answer):
+    assert holds(text, answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The sum is 50500.", "5050"),
+        ("", "42"),
+        ("opal, garnet, amber", "amber, garnet, opal"),
+        ("42 would be wrong: first 1, then 2, then 3, so 6", "42"),
+        ("玉 和 山 之 間 有 很 多 不 同 的 東 西", "玉山石頭"),
+    ],
+)
+def test_wrong_answers_are_told_from_right_ones(text, answer):
+    assert not holds(text, answer)
+
+
+def test_json_is_read_and_held_against_its_schema():
+    right = json.loads(JSON_PROMPT.reference)
+    assert misses(JSON_PROMPT, Answer(f"```json\n{JSON_PROMPT.reference}\n```")) is None
+    assert "no JSON" in misses(JSON_PROMPT, Answer(JSON_PROMPT.reference[:-2]))
+    assert "no JSON" in misses(JSON_PROMPT, Answer("[" * 100_000))
+    name = next(iter(right))
+    short = {key: value for key, value in right.items() if key != name}
+    assert f"lacks {name!r}" in misses(JSON_PROMPT, Answer(json.dumps(short)))
+    assert "not asked for" in misses(JSON_PROMPT, Answer(json.dumps({**right, "more": 1})))
+
+
+def test_a_call_must_be_made_by_its_name_with_its_arguments():
+    name = str(TOOL_PROMPT.tool["name"])
+    assert misses(TOOL_PROMPT, Answer("", name, TOOL_PROMPT.reference)) is None
+    assert "is not called" in misses(TOOL_PROMPT, Answer("I would call it."))
+    assert "is called and not" in misses(TOOL_PROMPT, Answer("", "other", TOOL_PROMPT.reference))
+    assert "no JSON" in misses(TOOL_PROMPT, Answer("", name, '{"a": '))
+    assert "lacks" in misses(TOOL_PROMPT, Answer("", name, "{}"))
+
+
+def test_an_answer_far_shorter_than_it_should_be_has_collapsed():
+    long = next(prompt for prompt in load_all() if prompt.long)
+    assert "length-collapse" in answer_faults(long, Answer("Sure! Here it is."))
+    assert not answer_faults(long, Answer("Sure! Here it is.", ended=False))
+
+
+def test_an_answer_in_another_script_has_drifted():
+    english = Prompt("p", next(p for p in REFERENCES if p.language == "en" and p.task == "prose").messages)
+    chinese = next(p for p in REFERENCES if p.language == "zh-TW" and p.task == "prose")
+    assert "language-drift" in answer_faults(english, Answer(chinese.reference))
+    # A question in Chinese may ask for English, and its reference says so.
+    assert "language-drift" not in answer_faults(
+        replace(english, reference=chinese.reference), Answer(chinese.reference)
+    )
+
+
+def test_a_copy_is_exact_but_for_white_space():
+    text = "The quick brown fox,\n  jumps over 13 lazy dogs."
+    assert copied("The quick brown fox, jumps over 13 lazy dogs.", text) is None
+    assert copied(f"Sure:\n{text}", text) is None
+    assert "13" in copied("The quick brown fox, jumps over 14 lazy dogs.", text)
+    assert copied("", text) is not None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "size": {"type": "integer", "minimum": 0, "maximum": 9},
+        "kind": {"enum": ["a", "b"]},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+        "or": {"type": ["null", "boolean"]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        ({"name": "x", "size": 3, "kind": "a", "tags": ["t"], "or": None}, None),
+        ({"name": "x", "size": 3.0, "or": True}, None),
+        ([], "no object"),
+        ({}, "lacks 'name'"),
+        ({"name": ""}, "below 1"),
+        ({"name": 1}, "no string"),
+        ({"name": "x", "size": 10}, "above 9"),
+        ({"name": "x", "size": True}, "no integer"),
+        ({"name": "x", "size": 1.5}, "no integer"),
+        ({"name": "x", "kind": "c"}, "none of a, b"),
+        ({"name": "x", "tags": ["a", 1]}, "tags[1] is no string"),
+        ({"name": "x", "tags": ["a", "b", "c"]}, "items"),
+        ({"name": "x", "or": 1}, "no null or boolean"),
+        ({"name": "x", "else": 1}, "not asked for"),
+    ],
+)
+def test_values_and_their_schema(value, wrong):
+    found = misfit(value, SCHEMA)
+    assert found is None if wrong is None else wrong in found
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(JSONS, st.dictionaries(st.sampled_from(["type", "items", "properties", "enum", "required"]), JSONS))
+def test_schemas_of_any_kind_raise_nothing(value, schema):
+    found = misfit(value, schema)
+    assert found is None or found
+
+
+@given(st.text(), st.text(min_size=1))
+def test_any_text_can_be_judged(text, other):
+    prompt = replace(REFERENCES[0], reference=other)
+    answer_faults(prompt, Answer(text, tokens=len(other)))
+    copied(text, other)
+    misses(JSON_PROMPT, Answer(text))
