@@ -2,61 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
+import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import httpx
-
-from dflash_deploy.bench.measurement import RequestResult
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.measurement import RequestResult, ToolCall
 from dflash_deploy.bench.sse import EventReader, TooLongError
+from dflash_deploy.bench.transport import Address, Exchange, Failure, Patience, connect, excerpt
+from dflash_deploy.bench.workloads import Prompt
 
 MAX_ANSWER_CHARS = 4 << 20
-_MAX_ERROR_BYTES = 4096
+_MOST_TOOL_CALLS = 64
 _DONE = b"[DONE]"
 
 
 @dataclass(frozen=True)
-class ChatRequest:
-    """One question to the server; decoding is greedy and without a thinking phase.
+class Sampling:
+    """How an answer is asked for; the default is greedy, without a thinking phase.
 
     Attributes:
-        model: name to ask for (SGLang answers to any).
-        prompt: the user's message.
         max_tokens: tokens to generate at most, and exactly with ``ignore_eos``.
+        thinking: None leaves it to the model's template.
     """
 
-    model: str
-    prompt: str
     max_tokens: int
     ignore_eos: bool = True
-
-    def body(self) -> dict[str, object]:
-        """The JSON of the request."""
-        return {
-            "model": self.model,
-            "messages": [{"role": "user", "content": self.prompt}],
-            "max_tokens": self.max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "ignore_eos": self.ignore_eos,
-            "chat_template_kwargs": {"enable_thinking": False},
-        }
+    temperature: float | None = 0
+    thinking: bool | None = False
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait, in seconds of the clock: for any chunk, and for the whole answer."""
+class Streamed:
+    """One request as timed from here, and as a simulated server says that it went."""
 
-    stall_s: float
-    total_s: float
-
-
-class _BrokenStreamError(Exception):
-    """The answer is not what the protocol says; the text is the error as reported."""
+    by_our_clock: RequestResult
+    by_the_servers: RequestResult | None
 
 
 @dataclass(frozen=True)
@@ -69,12 +53,26 @@ class _Times:
     ended_s: float
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """One request as timed from here, and as a simulated server says that it went."""
-
-    by_our_clock: RequestResult
-    by_the_servers: RequestResult | None
+def body_of(endpoint: Endpoint, prompt: Prompt, sampling: Sampling) -> bytes:
+    """The JSON of a request."""
+    body: dict[str, object] = {
+        "model": endpoint.model,
+        "messages": [{"role": role, "content": content} for role, content in prompt.messages],
+        "max_tokens": sampling.max_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if sampling.temperature is not None:
+        body["temperature"] = sampling.temperature
+    if sampling.thinking is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
+    if prompt.tool is not None:
+        body["tools"] = [{"type": "function", "function": prompt.tool}]
+    if endpoint.engine == "sglang":
+        # Known since 0.5.19; passed over before.
+        body["return_spec_tokens_details"] = True
+    return json.dumps(body).encode()
 
 
 @dataclass
@@ -82,11 +80,14 @@ class _Answer:
     """What has come so far."""
 
     pieces: list[str] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
     chars: int = 0
-    first: float | None = None
-    last: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    spec: Mapping[str, object] = field(default_factory=dict)
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    finish_reason: str | None = None
     times: _Times | None = None
     done: bool = False
 
@@ -97,153 +98,231 @@ class _Answer:
         try:
             event = json.loads(data)
         except (ValueError, RecursionError):
-            raise _BrokenStreamError(f"broken JSON in the stream: {_excerpt(data)}") from None
+            raise Failure("broken", f"broken JSON in the stream: {excerpt(data)}") from None
         if not isinstance(event, dict):
-            raise _BrokenStreamError(f"an event that is no object: {_excerpt(data)}")
-        if event.get("error"):
-            raise _BrokenStreamError(f"error in the stream: {_excerpt(json.dumps(event['error']).encode())}")
-        text = _text(event)
-        if text:
-            self.first = now if self.first is None else self.first
-            self.last = now
-            self.pieces.append(text)
-            self.chars += len(text)
-            if self.chars > MAX_ANSWER_CHARS:
-                raise _BrokenStreamError("the answer does not end")
+            raise Failure("broken", f"an event that is no object: {excerpt(data)}")
+        choices = event.get("choices")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            text = self._choice(choices[0])
+            if text:
+                self.pieces.append(text)
+                self.at_s.append(now)
+                self.chars += len(text)
+                if self.chars > MAX_ANSWER_CHARS:
+                    raise Failure("broken", "the answer does not end")
+        elif event.get("error"):
+            raise Failure("server", f"error in the stream: {excerpt(json.dumps(event['error']).encode())}")
+        if event.get("usage") is not None or event.get("sglext") is not None:
+            self._facts(event)
+
+    def _choice(self, choice: dict[str, object]) -> str:
+        """Whatever the model wrote, to be seen or not: all of it took time."""
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str):
+            self.finish_reason = reason[:40]
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            return ""
+        text = delta.get("content")
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        calls = delta.get("tool_calls")
+        if not thought and not calls:
+            return text if isinstance(text, str) else ""
+        written = self._calls(calls) if isinstance(calls, list) else ""
+        return "".join(part for part in (thought, text, written) if isinstance(part, str))
+
+    def _calls(self, calls: list[object]) -> str:
+        written = ""
+        for call in calls[:_MOST_TOOL_CALLS]:
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(call, dict) or not isinstance(function, dict):
+                continue
+            index = call.get("index")
+            place = index if isinstance(index, int) and 0 <= index < _MOST_TOOL_CALLS else 0
+            name, arguments = (
+                part if isinstance(part, str) else ""
+                for part in (function.get("name"), function.get("arguments"))
+            )
+            known = self.calls.setdefault(place, ["", ""])
+            known[0] += name[:200]
+            known[1] += arguments
+            written += name + arguments
+        return written
+
+    def _facts(self, event: dict[str, object]) -> None:
         usage = event.get("usage")
         if isinstance(usage, dict):
             self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
             self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
-            self.times = _simulated_times(event.get("simulated"))
+            details = usage.get("prompt_tokens_details")
+            if isinstance(details, dict):
+                self.cached_tokens = _count(details.get("cached_tokens"), self.cached_tokens)
+            self.times = _simulated_times(event.get("simulated")) or self.times
+        extension = event.get("sglext")
+        spec = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
+        if isinstance(spec, dict):
+            self.spec = spec
 
 
-def build(
-    client: httpx.AsyncClient,
-    base_url: str,
-    request: ChatRequest,
+class Question:
+    """A request that is ready: its connection is open and nothing is left to do but to send it.
+
+    Made by ``prepare``; ``ask`` once.
+    """
+
+    def __init__(
+        self, exchange: Exchange | Failure, answer: _Answer, request: bytes, patience: Patience
+    ) -> None:
+        self._exchange = exchange
+        self._answer = answer
+        self._request = request
+        self._patience = patience
+
+    def close(self) -> None:
+        """Let go of a question that is not asked."""
+        if isinstance(self._exchange, Exchange):
+            self._exchange.close()
+
+    async def ask(
+        self,
+        *,
+        user: int,
+        time_scale: float = 1.0,
+        waited_s: float = 0.0,
+        estimate_tokens: bool = False,
+    ) -> Streamed:
+        """Send it and time its stream; whatever goes wrong is the result's ``error``.
+
+        Args:
+            user: who asks, kept in the result.
+            time_scale: server seconds that pass in a second of the clock; times are given in the server's.
+            waited_s: since it was due, kept in the result.
+            estimate_tokens: take a chunk for a token where the server does not count, in place of an error.
+        """
+        answer, exchange = self._answer, self._exchange
+        failure: Failure | None
+        if isinstance(exchange, Failure):
+            begun = ended = time.perf_counter()
+            failure = exchange
+        else:
+            begun = exchange.send(self._request, self._patience)
+            failure = await exchange.over()
+            ended = exchange.ended
+        failure = _scaled(failure, self._patience, time_scale) or _what_is_missing(answer, estimate_tokens)
+        first = answer.at_s[0] if answer.at_s else ended
+        last = answer.at_s[-1] if answer.at_s else first
+        ours = _Times(begun * time_scale, first * time_scale, last * time_scale, ended * time_scale)
+        chunk_s = tuple((at_s - begun) * time_scale for at_s in answer.at_s)
+        told = answer.times
+        return Streamed(
+            by_our_clock=_result(
+                user, answer, ours, failure, chunk_s=chunk_s, waited_s=waited_s * time_scale
+            ),
+            by_the_servers=None if told is None else _result(user, answer, told, failure),
+        )
+
+
+async def prepare(
+    endpoint: Endpoint,
+    prompt: Prompt,
+    sampling: Sampling,
     patience: Patience,
     *,
+    address: Address,
+    tls: ssl.SSLContext | None,
     together: str | None = None,
-) -> httpx.Request:
-    """Make the HTTP request ready, so that its making is not timed.
+) -> Question:
+    """Make a request ready and open its connection, so that neither is timed.
 
     Args:
-        client: that will send it.
-        base_url: root of the server, without ``/v1``.
-        request: what to ask.
+        endpoint: who is asked.
+        prompt: what to ask.
+        sampling: how.
         patience: bounds on waiting.
+        address: of the endpoint.
+        tls: from ``transport.tls_context``.
         together: for a simulated server whose time runs fast, ``<round>/<users>``: whose requests, and how
             many, arrive at one moment.
-
-    Raises:
-        httpx.InvalidURL: ``base_url`` is none.
     """
-    timeout = httpx.Timeout(patience.stall_s, connect=min(patience.stall_s, 10.0))
-    url = f"{base_url}/v1/chat/completions"
-    # Not compressed: a compressor may keep chunks back.
-    headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
+    headers = {"accept": "text/event-stream"}
+    if endpoint.api_key:
+        headers["authorization"] = f"Bearer {endpoint.api_key}"
     if together is not None:
         headers["x-simulated-together"] = together
-    return client.build_request("POST", url, json=request.body(), headers=headers, timeout=timeout)
+    request = address.post("/v1/chat/completions", body_of(endpoint, prompt, sampling), headers)
+    answer, reader = _Answer(), EventReader()
 
+    def take(piece: bytes, now: float) -> bool:
+        try:
+            for data in reader.feed(piece):
+                answer.take(data, now)
+        except TooLongError as error:
+            raise Failure("broken", f"broken stream: {error}") from None
+        return answer.done
 
-async def stream_chat(
-    client: httpx.AsyncClient,
-    request: httpx.Request,
-    *,
-    user: int,
-    patience: Patience,
-    time_scale: float = 1.0,
-) -> Streamed:
-    """Send one request and time its stream; whatever goes wrong is the result's ``error``.
-
-    Args:
-        client: its limits must allow every user a connection.
-        request: from ``build``.
-        user: who asks, kept in the result.
-        patience: bounds on waiting.
-        time_scale: server seconds that pass in a second of the clock; times are given in the server's.
-    """
-    answer = _Answer()
-    error: str | None = None
-    begun = time.perf_counter()
     try:
-        async with asyncio.timeout(patience.total_s):
-            await _read_stream(client, request, answer)
-    except _BrokenStreamError as broken:
-        error = str(broken)
-    except TooLongError as too_long:
-        error = f"broken stream: {too_long}"
-    except TimeoutError:
-        error = f"no end after {patience.total_s * time_scale:.0f} s"
-    except httpx.ReadTimeout:
-        error = f"stalled: nothing came for {patience.stall_s * time_scale:.0f} s"
-    except httpx.ConnectError as failure:
-        error = f"connection refused: {failure}"
-    except httpx.RemoteProtocolError as failure:
-        error = f"stream cut: {failure}"
-    except httpx.HTTPError as failure:
-        error = f"connection lost: {type(failure).__name__} {failure}".rstrip()
-    ended = time.perf_counter()
-    if error is None:
-        error = _what_is_missing(answer)
-    first = answer.first if answer.first is not None else ended
-    last = answer.last if answer.last is not None else first
-    ours = _Times(begun * time_scale, first * time_scale, last * time_scale, ended * time_scale)
-    told = answer.times
-    return Streamed(
-        by_our_clock=_result(user, answer, ours, error),
-        by_the_servers=None if told is None else _result(user, answer, told, error),
-    )
+        return Question(await connect(address, tls, take), answer, request, patience)
+    except Failure as failure:
+        return Question(failure, answer, request, patience)
 
 
-def _result(user: int, answer: _Answer, times: _Times, error: str | None) -> RequestResult:
+def _result(
+    user: int,
+    answer: _Answer,
+    times: _Times,
+    failure: Failure | None,
+    *,
+    chunk_s: tuple[float, ...] = (),
+    waited_s: float = 0.0,
+) -> RequestResult:
+    estimated = answer.output_tokens is None
+    tokens = len(answer.pieces) if estimated else answer.output_tokens or 0
+    steps = _count(answer.spec.get("spec_verify_ct"), None)
     return RequestResult(
         user=user,
         prompt_tokens=answer.prompt_tokens or 0,
-        output_tokens=answer.output_tokens or 0,
+        output_tokens=tokens if failure is None or not estimated else 0,
         sent_s=times.sent_s,
         ttft_s=times.first_s - times.sent_s,
         decode_s=times.last_s - times.first_s,
         total_s=times.ended_s - times.sent_s,
         text="".join(answer.pieces),
         chunks=len(answer.pieces),
-        error=error,
+        error=None if failure is None else failure.reason,
+        error_kind=None if failure is None else failure.kind,
+        chunk_s=chunk_s,
+        chunk_tokens=_shared_out(tokens, [len(piece) for piece in answer.pieces]),
+        tokens_estimated=estimated and failure is None,
+        cached_tokens=answer.cached_tokens,
+        accept_length=_figure(answer.spec.get("spec_accept_length")) if steps else None,
+        accept_rate=_figure(answer.spec.get("spec_accept_rate")) if steps else None,
+        verify_steps=steps or None,
+        finish_reason=answer.finish_reason,
+        tool_calls=tuple(ToolCall(*answer.calls[place]) for place in sorted(answer.calls)),
+        waited_s=waited_s,
     )
 
 
-async def _read_stream(client: httpx.AsyncClient, request: httpx.Request, answer: _Answer) -> None:
-    response = await client.send(request, stream=True)
-    try:
-        if response.status_code != httpx.codes.OK:
-            raise _BrokenStreamError(f"HTTP {response.status_code}: {await _error_text(response)}")
-        reader = EventReader()
-        async for piece in response.aiter_raw():
-            now = time.perf_counter()
-            for data in reader.feed(piece):
-                answer.take(data, now)
-    finally:
-        await response.aclose()
+def _shared_out(tokens: int, lengths: list[int]) -> tuple[int, ...]:
+    """One token for every chunk, and the others in proportion to the length of its text."""
+    spare = max(0, tokens - len(lengths))
+    total, so_far, given = sum(lengths), 0, 0
+    shares: list[int] = []
+    for length in lengths:
+        so_far += length
+        until = spare * so_far // total
+        shares.append(1 + until - given)
+        given = until
+    return tuple(shares)
 
 
-async def _error_text(response: httpx.Response) -> str:
-    body = b""
-    async for piece in response.aiter_raw():
-        body += piece
-        if len(body) >= _MAX_ERROR_BYTES:
-            break
-    return _excerpt(body)
-
-
-def _text(event: dict[str, object]) -> str:
-    choices = event.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return ""
-    delta = choices[0].get("delta")
-    if not isinstance(delta, dict):
-        return ""
-    parts = (delta.get("reasoning_content"), delta.get("content"))
-    return "".join(part for part in parts if isinstance(part, str))
+def _scaled(failure: Failure | None, patience: Patience, time_scale: float) -> Failure | None:
+    """Waits are told in the server's own time."""
+    if failure is not None and failure.kind == "stalled":
+        return Failure("stalled", f"stalled: nothing came for {patience.stall_s * time_scale:.0f} s")
+    if failure is not None and failure.kind == "timeout":
+        return Failure("timeout", f"no end after {patience.total_s * time_scale:.0f} s")
+    return failure
 
 
 def _simulated_times(value: object) -> _Times | None:
@@ -261,14 +340,15 @@ def _count(value: object, before: int | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else before
 
 
-def _what_is_missing(answer: _Answer) -> str | None:
+def _figure(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < 1e6 else None
+
+
+def _what_is_missing(answer: _Answer, estimate_tokens: bool) -> Failure | None:
     if not answer.done:
-        return "stream cut: it ended without [DONE]"
-    if answer.output_tokens is None:
-        return "no usage in the stream, so tokens cannot be counted"
+        return Failure("cut", "stream cut: it ended without [DONE]")
+    if answer.output_tokens is None and not (estimate_tokens and answer.pieces):
+        return Failure("uncounted", "no usage in the stream, so tokens cannot be counted")
     return None
-
-
-def _excerpt(body: bytes, length: int = 200) -> str:
-    text = " ".join(body[: 4 * length].decode(errors="replace").split())
-    return text if len(text) <= length else f"{text[: length - 1]}…"

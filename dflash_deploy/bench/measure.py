@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import secrets
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-import httpx
-
-from dflash_deploy.bench.chat import ChatRequest, Patience, build, stream_chat
+from dflash_deploy.bench.chat import Sampling
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.load import Load, Player
 from dflash_deploy.bench.measurement import (
     Measurement,
     NotMeasured,
@@ -20,8 +17,11 @@ from dflash_deploy.bench.measurement import (
     Round,
     RoundFigures,
     Spread,
+    percentile,
 )
 from dflash_deploy.bench.quality.faults import find_faults
+from dflash_deploy.bench.transport import Patience
+from dflash_deploy.bench.workloads import Prompt
 
 DEFAULT_STALL_S = 120.0
 """Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""
@@ -34,64 +34,11 @@ _SAMPLE_CHARACTERS = 600
 _MOST_SAMPLES = 3
 
 
-@dataclass(frozen=True)
-class _Load:
-    base_url: str
-    model: str
-    users: int
-    prompts: Sequence[str]
-    output_tokens: int
-    ignore_eos: bool
-    salt: str | None
-    patience: Patience
-    time_scale: float
-
-    async def play(self, client: httpx.AsyncClient, name: str, number: int) -> Round:
-        together = None if self.time_scale == 1 else f"{secrets.token_hex(4)}/{self.users}"
-        requests = [
-            build(client, self.base_url, self._question(name, number, user), self.patience, together=together)
-            for user in range(self.users)
-        ]
-        with _no_collections():
-            streamed = await asyncio.gather(
-                *(
-                    stream_chat(
-                        client, request, user=user, patience=self.patience, time_scale=self.time_scale
-                    )
-                    for user, request in enumerate(requests)
-                )
-            )
-        told = [one.by_the_servers for one in streamed if one.by_the_servers is not None]
-        # By our clock every delay of ours counts as many times over; but one round has one clock.
-        if self.time_scale != 1 and len(told) == self.users:
-            return Round(tuple(told))
-        return Round(tuple(one.by_our_clock for one in streamed))
-
-    def _question(self, name: str, number: int, user: int) -> ChatRequest:
-        prompt = self.prompts[(number * self.users + user) % len(self.prompts)]
-        if self.salt is not None:
-            # In front, because a prefix cache matches from the first token on.
-            prompt = f"[{self.salt}-{name}{number}-{user}] {prompt}"
-        return ChatRequest(self.model, prompt, self.output_tokens, self.ignore_eos)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Keep Python's garbage collector from stopping streams that are being timed."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def measure(
     base_url: str,
     *,
     users: int,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     output_tokens: int,
     rounds: int,
     warm_up: int,
@@ -133,24 +80,21 @@ def measure(
     """
     if min(users, rounds, warm_up, output_tokens, len(prompts)) < 1:
         raise ValueError("users, rounds, warm_up, output_tokens and prompts are one or more")
-    load = _Load(
-        base_url=base_url,
-        model=model,
-        users=users,
-        prompts=prompts,
-        output_tokens=output_tokens,
-        ignore_eos=ignore_eos,
-        salt=secrets.token_hex(4) if salt == "" else salt,
-        patience=Patience(
-            _on_the_clock(stall_s, time_scale, _LEAST_STALL_S),
-            _on_the_clock(timeout_s, time_scale, _LEAST_TIMEOUT_S),
-        ),
-        time_scale=time_scale,
+    load = Load(
+        Endpoint(base_url, model, time_scale=time_scale),
+        prompts,
+        Sampling(output_tokens, ignore_eos),
+        patience(stall_s, timeout_s, time_scale),
+        secrets.token_hex(4) if salt == "" else salt,
     )
-    if not _is_address(base_url):
-        return NotMeasured(f"{base_url!r} is no address like http://127.0.0.1:30000", (), 0)
+    try:
+        player = Player(load)
+    except ValueError as error:
+        return NotMeasured(str(error), (), 0)
     peak = _Peak(vram, vram_every_s)
-    played = asyncio.run(_play_all(load, rounds, warm_up, peak, on_round or (lambda _: None)))
+    played = asyncio.run(
+        _play_all(player, users, rounds, warm_up, peak=peak, tell=on_round or (lambda _: None))
+    )
     if isinstance(played, NotMeasured):
         return played
     cold, measured = played
@@ -162,7 +106,7 @@ def measure(
         user_tokens_per_s=_spread([_speed(request) for request in requests]),
         ttft_s=_spread([request.ttft_s for request in requests]),
         latency_s=_spread([request.total_s for request in requests]),
-        ttft_p95_s=_percentile([request.ttft_s for request in requests], 0.95),
+        ttft_p95_s=percentile(sorted(request.ttft_s for request in requests), 0.95),
         cold_ttft_s=statistics.median(request.ttft_s for request in cold.requests),
         output_tokens=sum(request.output_tokens for request in requests),
         accept_length=accept_length() if accept_length else None,
@@ -174,16 +118,16 @@ def measure(
     )
 
 
+def patience(stall_s: float, total_s: float, time_scale: float) -> Patience:
+    """Bounds in server seconds as bounds by the clock."""
+    return Patience(
+        _on_the_clock(stall_s, time_scale, _LEAST_STALL_S),
+        _on_the_clock(total_s, time_scale, _LEAST_TIMEOUT_S),
+    )
+
+
 def _on_the_clock(limit_s: float, time_scale: float, least_s: float) -> float:
     return limit_s if time_scale == 1 else max(limit_s / time_scale, least_s)
-
-
-def _is_address(base_url: str) -> bool:
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL:
-        return False
-    return url.scheme in ("http", "https") and bool(url.host) and (url.port or 80) < 1 << 16
 
 
 class _Peak:
@@ -207,33 +151,34 @@ class _Peak:
 
 
 async def _play_all(
-    load: _Load, rounds: int, warm_up: int, peak: _Peak, tell: Callable[[str], None]
+    player: Player,
+    users: int,
+    rounds: int,
+    warm_up: int,
+    *,
+    peak: _Peak,
+    tell: Callable[[str], None],
 ) -> tuple[Round, list[Round]] | NotMeasured:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.users)
-    # No proxy of the environment stands between a person and their own card.
-    # Reading all certificates takes longer than a round, and a server without TLS has none to check.
-    tls = httpx.URL(load.base_url).scheme == "https"
-    async with httpx.AsyncClient(limits=limits, trust_env=False, verify=tls) as client:
-        watch = asyncio.create_task(peak.watch())
-        try:
-            cold: Round | None = None
-            for number in range(warm_up):
-                tell(f"warm-up round {number + 1}/{warm_up}")
-                played = await load.play(client, "w", number)
-                if failure := _failure(played, 0):
-                    return failure
-                cold = cold or played
-            measured: list[Round] = []
-            for number in range(rounds):
-                tell(f"round {number + 1}/{rounds}")
-                played = await load.play(client, "r", number)
-                if failure := _failure(played, len(measured)):
-                    return failure
-                measured.append(played)
-                await peak.look()
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+    watch = asyncio.create_task(peak.watch())
+    try:
+        cold: Round | None = None
+        for number in range(warm_up):
+            tell(f"warm-up round {number + 1}/{warm_up}")
+            played = await player.round(users, "w", number)
+            if failure := _failure(played, 0):
+                return failure
+            cold = cold or played
+        measured: list[Round] = []
+        for number in range(rounds):
+            tell(f"round {number + 1}/{rounds}")
+            played = await player.round(users, "r", number)
+            if failure := _failure(played, len(measured)):
+                return failure
+            measured.append(played)
+            await peak.look()
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
     assert cold is not None  # noqa: S101  (warm_up is one or more)
     return cold, measured
 
@@ -264,12 +209,3 @@ def _figures(one: Round) -> RoundFigures:
 
 def _spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    """The value at ``share`` of the way through the sorted values, between neighbours in proportion."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

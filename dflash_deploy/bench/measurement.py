@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+ErrorKind = Literal[
+    "unreachable", "busy", "refused", "http", "stalled", "timeout", "cut", "broken", "server", "uncounted"
+]
+"""How a request failed: no connection; 429 or 503; another 4xx; another status; nothing came for long; no
+end; the stream ended early; what came is not the protocol; an error told in the stream; no token count."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model called, with its arguments as it wrote them."""
+
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True)
@@ -19,7 +37,19 @@ class RequestResult:
         total_s: from sending until the stream's end.
         text: what was generated.
         chunks: chunks that carried text; each holds one token or more.
-        error: why the request failed, or None.
+        error: why the request failed, or None; then the times are those until it failed.
+        error_kind: the same in a word.
+        chunk_s: when each chunk with text came, from sending.
+        chunk_tokens: tokens of each, ``output_tokens`` shared out by length of text.
+        tokens_estimated: the server does not count, so a chunk was taken for a token: the true number is
+            this or higher.
+        cached_tokens: of the prompt, found in the server's prefix cache; None where it does not say.
+        accept_length: tokens a verify step gave in this answer, the bonus token among them; None where the
+            server does not say or does not speculate. ``accept_rate``: drafts accepted of those proposed.
+        verify_steps: of this answer.
+        finish_reason: as the server puts it.
+        tool_calls: made by the model.
+        waited_s: from the moment at which it was due until it was sent.
     """
 
     user: int
@@ -32,6 +62,27 @@ class RequestResult:
     text: str
     chunks: int = 0
     error: str | None = None
+    error_kind: ErrorKind | None = None
+    chunk_s: tuple[float, ...] = ()
+    chunk_tokens: tuple[int, ...] = ()
+    tokens_estimated: bool = False
+    cached_tokens: int | None = None
+    accept_length: float | None = None
+    accept_rate: float | None = None
+    verify_steps: int | None = None
+    finish_reason: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    waited_s: float = 0.0
+
+    @property
+    def inter_token_s(self) -> list[float]:
+        """The wait for every token after the first chunk: the tokens of a chunk share the wait for it."""
+        waits = [later - earlier for earlier, later in pairwise(self.chunk_s)]
+        return [
+            wait / tokens
+            for wait, tokens in zip(waits, self.chunk_tokens[1:], strict=False)
+            for _ in range(tokens)
+        ]
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -57,6 +108,117 @@ class Round:
     def total_tokens_per_s(self) -> float:
         """Tokens of all users over the round's wall time."""
         return sum(request.output_tokens for request in self.requests) / self.wall_s
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """A figure over many requests or tokens."""
+
+    median: float
+    low: float
+    high: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Quantiles | None:
+        """None where there is no value."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        return cls(
+            percentile(ordered, 0.5),
+            ordered[0],
+            ordered[-1],
+            percentile(ordered, 0.95),
+            percentile(ordered, 0.99),
+        )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value at ``share`` of the way through sorted values, between neighbours in proportion."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+@dataclass(frozen=True)
+class LoadFigures:
+    """What many requests came to.
+
+    Attributes:
+        requests: that were sent, the failed ones among them.
+        errors: how many failed, by kind; ``first_error`` is one of them in words.
+        wall_s: from the first send to the last end.
+        prompt_tokens: of the answered ones, as ``output_tokens`` and all that follows.
+        cached_tokens: of the prompts, found in prefix caches; None where the server does not say.
+        total_tokens_per_s: output tokens over ``wall_s``.
+        user_tokens_per_s: decode speed of one answer, from its first chunk to its last.
+        inter_token_s: over all tokens; those of one chunk share the wait for it.
+        latency_s: from sending to the end of the answer.
+        waited_s: from the moment at which a request was due until it was sent.
+        accept_length: tokens per verify step over all answers, from their own metadata.
+        accept_rate: drafts accepted of those proposed, mean over the answers weighted by verify steps.
+        tokens_estimated: the server does not count some answers' tokens; they are that many or more.
+    """
+
+    requests: int
+    errors: dict[ErrorKind, int]
+    first_error: str | None
+    wall_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    total_tokens_per_s: float
+    user_tokens_per_s: Quantiles | None
+    ttft_s: Quantiles | None
+    inter_token_s: Quantiles | None
+    latency_s: Quantiles | None
+    waited_s: Quantiles | None
+    accept_length: float | None
+    accept_rate: float | None
+    tokens_estimated: bool
+
+    @classmethod
+    def of(cls, results: Sequence[RequestResult]) -> LoadFigures:
+        """The figures of one load; there is one request or more."""
+        answered = [one for one in results if one.error is None]
+        errors = Counter(one.error_kind or "broken" for one in results if one.error is not None)
+        wall_s = max(one.sent_s + one.total_s for one in results) - min(one.sent_s for one in results)
+        tokens = sum(one.output_tokens for one in answered)
+        cached = [one.cached_tokens for one in answered if one.cached_tokens is not None]
+        return cls(
+            requests=len(results),
+            errors=dict(errors.most_common()),
+            first_error=next((one.error for one in results if one.error is not None), None),
+            wall_s=wall_s,
+            prompt_tokens=sum(one.prompt_tokens for one in answered),
+            output_tokens=tokens,
+            cached_tokens=sum(cached) if cached else None,
+            total_tokens_per_s=tokens / wall_s if wall_s > 0 else 0.0,
+            user_tokens_per_s=Quantiles.of(
+                speed for one in answered if (speed := one.decode_tokens_per_s) is not None
+            ),
+            ttft_s=Quantiles.of(one.ttft_s for one in answered),
+            inter_token_s=Quantiles.of(wait for one in answered for wait in one.inter_token_s),
+            latency_s=Quantiles.of(one.total_s for one in answered),
+            waited_s=Quantiles.of(one.waited_s for one in results),
+            accept_length=_per_step([(one.output_tokens, one.verify_steps) for one in answered]),
+            accept_rate=_mean_by_steps([(one.accept_rate, one.verify_steps) for one in answered]),
+            tokens_estimated=any(one.tokens_estimated for one in answered),
+        )
+
+
+def _per_step(pairs: Sequence[tuple[int, int | None]]) -> float | None:
+    steps = sum(steps for _, steps in pairs if steps)
+    return sum(tokens for tokens, count in pairs if count) / steps if steps else None
+
+
+def _mean_by_steps(pairs: Sequence[tuple[float | None, int | None]]) -> float | None:
+    known = [(rate, steps) for rate, steps in pairs if rate is not None and steps]
+    total = sum(steps for _, steps in known)
+    return sum(rate * steps for rate, steps in known) / total if total else None
 
 
 @dataclass(frozen=True)

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import islice
 from typing import TypeVar, cast
 
-from dflash_deploy.bench.workloads import Task, load
+from dflash_deploy.bench.workloads import Prompt, Task, load
 
 _Task = TypeVar("_Task", bound=str)
 
-TASKS = ("instruction", "math", "code", "prose")
 
-
-@cache
-def prompts_by_task() -> Mapping[str, tuple[str, ...]]:
-    """Our own questions that want a long answer, for each of ``TASKS``."""
-    return {
-        task: tuple(prompt.question for prompt in load(cast("Task", task)) if prompt.long) for task in TASKS
-    }
-
-
-def mixed_prompts(tasks: Mapping[_Task, float], count: int) -> tuple[str, ...]:
+def mixed_prompts(tasks: Mapping[_Task, float], count: int) -> tuple[Prompt, ...]:
     """The first ``count`` questions of a mix, always the same ones in the same order.
 
     Every task's share comes as near to its weight as it can at each place of the sequence, so that a short
-    run has the mix too.
+    run has the mix too. Of a task that has questions for long answers these alone are taken.
 
     Args:
         tasks: weight by task; those of weight zero are left out.
@@ -37,13 +26,18 @@ def mixed_prompts(tasks: Mapping[_Task, float], count: int) -> tuple[str, ...]:
     if not asked:
         raise ValueError("no task has a weight above zero")
 
-    def questions() -> Iterator[str]:
+    def questions() -> Iterator[Prompt]:
         place = 0
         while True:
             place += 1
             task = max(asked, key=lambda name: tasks[name] / total * place - asked[name])
-            known = prompts_by_task()[task]
+            known = lasting(cast("Task", task))
             yield known[asked[task] % len(known)]
             asked[task] += 1
 
     return tuple(islice(questions(), count))
+
+
+def lasting(task: Task) -> tuple[Prompt, ...]:
+    """A task's prompts for answers of fixed length: those that want long ones, all where none does."""
+    return tuple(prompt for prompt in load(task) if prompt.long) or load(task)

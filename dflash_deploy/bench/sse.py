@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 MAX_EVENT_BYTES = 1 << 20
 """Longest line and longest event that is read; a chunk of a chat answer is a few hundred bytes."""
 
@@ -20,12 +18,27 @@ class EventReader:
         self._data: list[bytes] = []
         self._size = 0
 
-    def feed(self, piece: bytes) -> Iterator[bytes]:
+    def feed(self, piece: bytes) -> list[bytes]:
         """Data of every event that ``piece`` completes, lines joined by newlines.
 
         Raises:
             TooLongError: what has come so far cannot be an honest event.
         """
+        # Nearly always one piece is one event of one line.
+        if (
+            not self._tail
+            and not self._data
+            and piece.startswith(b"data: ")
+            and piece.endswith(b"\n\n")
+            and piece.find(b"\n") == len(piece) - 2
+            and piece[-3] != 13
+            and len(piece) <= MAX_EVENT_BYTES
+        ):
+            return [piece[6:-2]]
+        return self._feed_lines(piece)
+
+    def _feed_lines(self, piece: bytes) -> list[bytes]:
+        events: list[bytes] = []
         lines = (self._tail + piece).split(b"\n")
         self._tail = lines.pop()
         if len(self._tail) > MAX_EVENT_BYTES:
@@ -34,7 +47,7 @@ class EventReader:
             line = ended.removesuffix(b"\r")
             if not line:
                 if self._data:
-                    yield b"\n".join(self._data)
+                    events.append(b"\n".join(self._data))
                     self._data, self._size = [], 0
             elif line.startswith(b"data:"):
                 value = line[5:].removeprefix(b" ")
@@ -42,3 +55,4 @@ class EventReader:
                 if self._size > MAX_EVENT_BYTES:
                     raise TooLongError("an event without an end")
                 self._data.append(value)
+        return events

@@ -5,6 +5,7 @@ import pytest
 
 from dflash_deploy.bench.measure import measure
 from dflash_deploy.bench.measurement import Measurement, NotMeasured
+from dflash_deploy.bench.workloads.prompt import ask
 
 from .sse_server import Script, serving
 
@@ -14,7 +15,7 @@ PROMPTS = ("first question", "second question", "third question")
 def run(url, **given):
     settings = {
         "users": 1,
-        "prompts": PROMPTS,
+        "prompts": [ask(question) for question in PROMPTS],
         "output_tokens": 9,
         "rounds": 2,
         "warm_up": 1,
@@ -69,14 +70,14 @@ def test_a_simulated_server_tells_its_own_times():
     ],
 )
 def test_times_that_make_no_sense_are_not_believed(told):
-    with serving(Script(first_wait_s=0.1, simulated=told)) as (url, _):
+    with serving(Script(first_wait_s=0.1, wait_s=0.01, simulated=told)) as (url, _):
         result = run(url, time_scale=50)
     assert result.ttft_s.low >= 5
 
 
 def test_a_round_has_one_clock():
     # Four requests in two rounds; the server tells of three, so the second round is timed from here alone.
-    script = Script(first_wait_s=0.1, simulated=TOLD, simulated_for=frozenset({0, 1, 2, 3, 4}))
+    script = Script(first_wait_s=0.1, wait_s=0.01, simulated=TOLD, simulated_for=frozenset({0, 1, 2, 3, 4}))
     with serving(script) as (url, _):
         result = run(url, users=2, time_scale=50)
     first, second = result.per_round
@@ -86,7 +87,7 @@ def test_a_round_has_one_clock():
 
 
 def test_a_fast_server_is_told_which_requests_come_at_once():
-    with serving(Script()) as (url, seen):
+    with serving(Script(wait_s=0.01)) as (url, seen):
         run(url, users=2, time_scale=50)
         run(url, users=2)
     lines = [line for head in seen.heads for line in head.split(b"\r\n") if line.startswith(b"x-simulated")]
@@ -97,7 +98,7 @@ def test_a_fast_server_is_told_which_requests_come_at_once():
 
 
 def test_a_server_in_real_time_is_timed_by_our_clock():
-    with serving(Script(first_wait_s=0.1, simulated=TOLD)) as (url, _):
+    with serving(Script(first_wait_s=0.1, wait_s=0.01, simulated=TOLD)) as (url, _):
         result = run(url)
     assert result.ttft_s.low >= 0.1
     assert result.latency_s.median != 2.5

@@ -1,0 +1,204 @@
+"""Sending many requests: all users at once, users one after the other's answer, or at given moments."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from dflash_deploy.bench.chat import Question, Sampling, Streamed, prepare
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.measurement import RequestResult, Round
+from dflash_deploy.bench.transport import Address, Patience, tls_context
+from dflash_deploy.bench.workloads import Prompt
+
+_CONNECT_AHEAD_S = 0.05
+"""A request at a given moment opens its connection so long before."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Who is asked what, and how.
+
+    Attributes:
+        endpoint: the server.
+        prompts: asked in turn, and again from the first.
+        sampling: how answers are asked for.
+        patience: bounds on waiting, by the clock.
+        salt: begins every prompt, with its number, so that no prefix cache can help; None adds nothing.
+        estimate_tokens: take a chunk for a token where the server does not count.
+    """
+
+    endpoint: Endpoint
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    patience: Patience
+    salt: str | None = field(default_factory=lambda: secrets.token_hex(4))
+    estimate_tokens: bool = False
+
+    def prompt(self, number: int, name: str) -> Prompt:
+        """The prompt of this number, salted under this name."""
+        chosen = self.prompts[number % len(self.prompts)]
+        # In front, because a prefix cache matches from the first token on.
+        return chosen if self.salt is None else chosen.salted(f"{self.salt}-{name}")
+
+
+class Player:
+    """Sends a load's requests from within one event loop.
+
+    Raises:
+        ValueError: the endpoint's address is none.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self._address = Address.parse(load.endpoint.base_url)
+        self._tls: ssl.SSLContext | None = tls_context(self._address)
+
+    async def round(self, users: int, name: str, number: int) -> Round:
+        """All users at once, one request each."""
+        fast = self.load.endpoint.time_scale != 1
+        together = f"{secrets.token_hex(4)}/{users}" if fast else None
+        questions = await asyncio.gather(
+            *(
+                self._prepare(
+                    self.load.prompt(number * users + user, f"{name}{number}-{user}"), together=together
+                )
+                for user in range(users)
+            )
+        )
+        with no_collections():
+            streamed = await asyncio.gather(
+                *(self._ask(question, user) for user, question in enumerate(questions))
+            )
+        told = [one.by_the_servers for one in streamed if one.by_the_servers is not None]
+        # By our clock every delay of ours counts as many times over; but one round has one clock.
+        if fast and len(told) == users:
+            return Round(tuple(told))
+        return Round(tuple(one.by_our_clock for one in streamed))
+
+    async def closed(
+        self,
+        users: int,
+        *,
+        requests: int | None = None,
+        duration_s: float | None = None,
+        on_answer: Callable[[RequestResult], None] = lambda _: None,
+    ) -> list[RequestResult]:
+        """Each user sends the next request as soon as the last is answered.
+
+        Args:
+            users: at once.
+            requests: to send in all, None for as many as fit.
+            duration_s: no request begins later than this, in seconds of the clock; None for no end.
+            on_answer: told of every answer.
+        """
+        if requests is None and duration_s is None:
+            raise ValueError("requests or duration_s: one of them ends the load")
+        numbers: Iterator[int] = count() if requests is None else iter(range(requests))
+        begun = time.perf_counter()
+        results: list[RequestResult] = []
+
+        async def user(index: int) -> None:
+            while duration_s is None or time.perf_counter() - begun < duration_s:
+                number = next(numbers, None)
+                if number is None:
+                    return
+                question = await self._prepare(self.load.prompt(number, str(number)))
+                result = (await self._ask(question, index)).by_our_clock
+                results.append(result)
+                on_answer(result)
+                if result.error_kind in ("unreachable", "busy"):
+                    # A server that refuses at once is not to be stormed.
+                    await asyncio.sleep(0.1)
+
+        with no_collections():
+            await asyncio.gather(*(user(index) for index in range(users)))
+        return results
+
+    async def open(
+        self,
+        arrivals_s: Sequence[float],
+        *,
+        on_answer: Callable[[RequestResult], None] = lambda _: None,
+    ) -> list[RequestResult]:
+        """A request at each of these moments, however many are still being answered.
+
+        Args:
+            arrivals_s: seconds of the clock from now on, in order.
+            on_answer: told of every answer.
+        """
+        begun = time.perf_counter() + _CONNECT_AHEAD_S
+
+        async def one(number: int, due: float) -> RequestResult:
+            await asyncio.sleep(due - _CONNECT_AHEAD_S - time.perf_counter())
+            question = await self._prepare(self.load.prompt(number, str(number)))
+            await asyncio.sleep(due - time.perf_counter())
+            late_s = max(0.0, time.perf_counter() - due)
+            result = (await self._ask(question, number, waited_s=late_s)).by_our_clock
+            on_answer(result)
+            return result
+
+        with no_collections():
+            return list(
+                await asyncio.gather(
+                    *(one(number, begun + arrival_s) for number, arrival_s in enumerate(arrivals_s))
+                )
+            )
+
+    async def _prepare(self, prompt: Prompt, *, together: str | None = None) -> Question:
+        load = self.load
+        return await prepare(
+            load.endpoint,
+            prompt,
+            load.sampling,
+            load.patience,
+            address=self._address,
+            tls=self._tls,
+            together=together,
+        )
+
+    async def _ask(self, question: Question, user: int, *, waited_s: float = 0.0) -> Streamed:
+        return await question.ask(
+            user=user,
+            time_scale=self.load.endpoint.time_scale,
+            waited_s=waited_s,
+            estimate_tokens=self.load.estimate_tokens,
+        )
+
+
+def poisson(rate_per_s: float, requests: int, *, seed: int = 0) -> tuple[float, ...]:
+    """Moments of independent arrivals; the same seed gives the same ones.
+
+    Args:
+        rate_per_s: arrivals in a second on average.
+        requests: how many.
+        seed: of the random numbers.
+    """
+    if rate_per_s <= 0:
+        raise ValueError("a rate is above zero")
+    generator = random.Random(seed)  # noqa: S311  (no secret)
+    at_s, moments = 0.0, []
+    for _ in range(requests):
+        moments.append(at_s)
+        at_s += generator.expovariate(rate_per_s)
+    return tuple(moments)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Keep Python's garbage collector from stopping streams that are being timed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

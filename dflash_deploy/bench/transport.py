@@ -1,0 +1,260 @@
+"""One HTTP request on a connection of its own, its answer timed as the bytes arrive.
+
+A client for all purposes takes tens of microseconds for every chunk of a stream, and what it takes for one
+stream delays the others: ``benchmarks/load_generator.py`` shows by how much. Here the bytes go from the event
+loop through a parser written in C to whoever asked, and no task is woken until the answer is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+import httptools
+
+from dflash_deploy.bench.measurement import ErrorKind
+
+CONNECT_S = 10.0
+_MAX_HEAD_BYTES = 64 << 10
+_MAX_ERROR_BYTES = 4096
+_OK = 200
+_BUSY = frozenset({429, 503})
+
+
+class Failure(Exception):  # noqa: N818  (a value as well: what an answer came to)
+    """Why there is no whole answer."""
+
+    def __init__(self, kind: ErrorKind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, in seconds of the clock: for any bytes, and for the whole answer."""
+
+    stall_s: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, from the root of its interface (``http://127.0.0.1:30000``)."""
+
+    host: str
+    port: int
+    tls: bool
+    root: str
+
+    @classmethod
+    def parse(cls, base_url: str) -> Address:
+        """Read an address.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            url: SplitResult = urlsplit(base_url)
+            host, port = url.hostname, url.port
+        except ValueError:
+            host, port = None, None
+            url = SplitResult("", "", "", "", "")
+        if url.scheme not in ("http", "https") or not host or not _is_word(host + url.path):
+            raise ValueError(f"{base_url!r} is no address like http://127.0.0.1:30000")
+        if url.username or url.query or url.fragment:
+            raise ValueError("an address holds neither a user nor a query")
+        tls = url.scheme == "https"
+        return cls(host, port or (443 if tls else 80), tls, url.path.rstrip("/"))
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """The bytes of a request."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [
+            f"POST {self.root}{path} HTTP/1.1",
+            f"host: {host}:{self.port}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            # A compressor may keep chunks back.
+            "accept-encoding: identity",
+            "connection: close",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def _is_word(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def tls_context(address: Address) -> ssl.SSLContext | None:
+    """For connections to this address; reading the certificates takes longer than many an answer."""
+    return ssl.create_default_context() if address.tls else None
+
+
+async def connect(
+    address: Address, tls: ssl.SSLContext | None, take: Callable[[bytes, float], bool]
+) -> Exchange:
+    """Open a connection for one request.
+
+    Args:
+        address: the server's.
+        tls: from ``tls_context``.
+        take: gets every piece of the answer's body with the time at which it came, and says whether the
+            answer is over; may raise ``Failure``.
+
+    Raises:
+        Failure: nobody listens, or nobody answers in time.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, exchange = await loop.create_connection(
+                lambda: Exchange(loop, take), address.host, address.port, ssl=tls
+            )
+    except TimeoutError:
+        raise Failure("unreachable", f"no connection within {CONNECT_S:.0f} s") from None
+    except ssl.SSLError as error:
+        raise Failure("unreachable", f"no connection by TLS: {error.reason or error}") from None
+    except ConnectionRefusedError as error:
+        raise Failure("unreachable", f"connection refused: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:
+        raise Failure("unreachable", f"cannot be reached: {error}") from None
+    return exchange
+
+
+class Exchange(asyncio.Protocol):
+    """A request and its answer.
+
+    Made by ``connect``; then ``send`` once, and ``over`` awaited once. The connection is closed afterwards.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[bytes, float], bool]) -> None:
+        self._loop = loop
+        self._take = take
+        self._over: asyncio.Future[Failure | None] = loop.create_future()
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._status = 0
+        self._head_bytes = 0
+        self._error_body = b""
+        self._now = 0.0
+        self.ended = 0.0
+
+    def send(self, request: bytes, patience: Patience) -> float:
+        """Send the request; returns when, by ``time.perf_counter``."""
+        self._now = sent = time.perf_counter()
+        if self._transport is None or self._over.done():
+            self._end(Failure("cut", "stream cut: the connection was closed before the request"))
+            return sent
+        self._transport.write(request)
+        self._timers = [
+            self._loop.call_later(patience.stall_s, self._look_for_stall, patience.stall_s),
+            self._loop.call_later(
+                patience.total_s, self._end, Failure("timeout", f"no end after {patience.total_s:.0f} s")
+            ),
+        ]
+        return sent
+
+    async def over(self) -> Failure | None:
+        """Wait for the end of the answer."""
+        try:
+            return await self._over
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        for timer in self._timers:
+            timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        # Each holds the other: without this they would wait for a collection, and none is made meanwhile.
+        self._parser = None
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  (of TCP and TLS it is)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        self._now = time.perf_counter()
+        if self._parser is None or self._over.done():
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(Failure("broken", f"the answer is not HTTP: {error}"))
+        if not self._status:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._end(Failure("broken", "the answer's headers do not end"))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        if self._over.done():
+            return
+        if self._status not in (0, _OK):
+            self._end(self._refusal())
+        elif self._status == 0:
+            self._end(Failure("cut", f"stream cut: {exc or 'closed before any answer'}"))
+        else:
+            self._end(Failure("cut", f"stream cut: {exc}") if exc else None)
+
+    # What the parser calls.
+
+    def on_headers_complete(self) -> None:  # noqa: D102
+        assert self._parser is not None  # noqa: S101  (it is calling)
+        status = self._parser.get_status_code()
+        self._status = status if status >= _OK else 0
+
+    def on_body(self, piece: bytes) -> None:  # noqa: D102
+        if self._over.done():
+            return
+        if self._status != _OK:
+            self._error_body += piece[:_MAX_ERROR_BYTES]
+            if len(self._error_body) >= _MAX_ERROR_BYTES:
+                self._end(self._refusal())
+            return
+        try:
+            done = self._take(piece, self._now)
+        except Failure as failure:
+            self._end(failure)
+        else:
+            if done:
+                self._end(None)
+
+    def on_message_complete(self) -> None:  # noqa: D102
+        if self._status == _OK:
+            self._end(None)
+        elif self._status:
+            self._end(self._refusal())
+
+    def _refusal(self) -> Failure:
+        kind: ErrorKind = (
+            "busy" if self._status in _BUSY else "refused" if 400 <= self._status < 500 else "http"
+        )
+        return Failure(kind, f"HTTP {self._status}: {excerpt(self._error_body)}")
+
+    def _look_for_stall(self, stall_s: float) -> None:
+        left_s = self._now + stall_s - time.perf_counter()
+        if left_s > 0:
+            self._timers[0] = self._loop.call_later(left_s, self._look_for_stall, stall_s)
+        else:
+            self._end(Failure("stalled", f"stalled: nothing came for {stall_s:.0f} s"))
+
+    def _end(self, failure: Failure | None) -> None:
+        if not self._over.done():
+            self.ended = time.perf_counter()
+            self._over.set_result(failure)
+
+
+def excerpt(body: bytes, length: int = 200) -> str:
+    """The beginning of what a server said, fit for one line."""
+    text = " ".join(body[: 4 * length].decode(errors="replace").split())
+    return text if len(text) <= length else f"{text[: length - 1]}…"
