@@ -85,13 +85,13 @@ def open_new(
     profile = load_profile(profile_name, overrides=overrides)
     if simulate:
         card: str | None = load_card(simulate).id
-        rig = _simulated_rig(profile, Simulated(simulate, seed, time_scale), place)
+        rig = simulated_rig(profile, Simulated(simulate, seed, time_scale), place)
     else:
         python = place.python.expanduser().absolute() if place.python else None
         python = python or profile.engine.python or default_python()
         profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"python": python})})
-        rig = _real_rig(profile, place)
-        card = _card_here(profile)
+        rig = real_rig(profile, place)
+        card = card_here(profile)
     _require_flags(profile, rig.launcher, simulated=simulate is not None)
     _require_address(place)
     folder, study = create_study(
@@ -123,8 +123,8 @@ def open_again(name: str | None, place: Place) -> Opened:
     study = read_study(folder)
     if study.simulated:
         simulated = Simulated(study.card or "", study.seed, study.time_scale)
-        return Opened(folder, study, _simulated_rig(study.profile, simulated, place))
-    rig = _real_rig(study.profile, place)
+        return Opened(folder, study, simulated_rig(study.profile, simulated, place))
+    rig = real_rig(study.profile, place)
     if rig.launcher.table.version != study.engine_version:
         raise DeployError(
             f"study {study.name} was measured on SGLang {study.engine_version}; "
@@ -153,12 +153,18 @@ def _default_profile(simulate: str | None) -> str:
     return card.default_profile
 
 
-def _simulated_rig(profile: Profile, simulated: Simulated, place: Place) -> Rig:
+def simulated_rig(profile: Profile, simulated: Simulated, place: Place) -> Rig:
+    """The simulator as the profile's engine, on a simulated card."""
     launcher = simulated_launcher(profile, simulated, host=place.host, port=place.port)
     return Rig(launcher, load_card(simulated.card).memory_mib, None)
 
 
-def _real_rig(profile: Profile, place: Place) -> Rig:
+def real_rig(profile: Profile, place: Place) -> Rig:
+    """The installed engine on the card that a server started here takes.
+
+    Raises:
+        DeployError: there is no engine, or no model where the profile says.
+    """
     launcher = real_launcher(profile, place.python, host=place.host, port=place.port)
     gpu = _gpu_here(profile)
     if gpu is None:
@@ -176,7 +182,8 @@ def _gpu_here(profile: Profile) -> Gpu | None:
     return next((by_index[index] for index in visible if index in by_index), None)
 
 
-def _card_here(profile: Profile) -> str | None:
+def card_here(profile: Profile) -> str | None:
+    """Id of that card, as far as it is known."""
     gpu = _gpu_here(profile)
     card = match_card(gpu.name, gpu.memory_total_mib) if gpu and gpu.name else None
     return card.id if card else profile.card
