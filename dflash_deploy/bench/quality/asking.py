@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import httpx
 
+from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.agreement import Said
 from dflash_deploy.bench.quality.answers import Answer
 from dflash_deploy.bench.workloads import Prompt
 
+DEFAULT_TIMEOUT_S = 300.0
 _LARGEST_BYTES = 8 << 20
 _LARGEST_ERROR = 300
 _REFUSED = frozenset({400, 422})
@@ -21,22 +23,6 @@ _BEYOND_THE_STANDARD: Mapping[str, object] = {
     "return_token_ids": True,
 }
 """SGLang and vLLM know these. A server that refuses them is asked without."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A server to ask.
-
-    Attributes:
-        base_url: its root, without ``/v1``.
-        model: name to ask for.
-        timeout_s: for one answer, on the clock.
-    """
-
-    base_url: str
-    model: str
-    api_key: str | None = None
-    timeout_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -62,48 +48,51 @@ class Reply:
 
 
 def ask(
-    place: Place,
+    endpoint: Endpoint,
     prompts: Sequence[Prompt],
     *,
     max_tokens: int,
     at_once: int = 1,
     ignore_eos: bool = False,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> list[Reply]:
     """Ask every prompt, greedily and without a thinking phase; never raises for what a server does.
 
     Args:
-        place: the server.
+        endpoint: the server.
         prompts: in the order in which they are begun.
         max_tokens: of each answer at most.
         at_once: requests at the same time.
         ignore_eos: answers of exactly that length.
+        timeout_s: for one answer, on the clock.
     """
-    return asyncio.run(_ask_all(place, prompts, max_tokens, at_once, ignore_eos))
+    bodies = [_body(endpoint.model, prompt, max_tokens, ignore_eos) for prompt in prompts]
+    return asyncio.run(_ask_all(endpoint, bodies, at_once, timeout_s))
 
 
 async def _ask_all(
-    place: Place, prompts: Sequence[Prompt], max_tokens: int, at_once: int, ignore_eos: bool
+    endpoint: Endpoint, bodies: Sequence[Mapping[str, object]], at_once: int, timeout_s: float
 ) -> list[Reply]:
     turn = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once)
-    headers = {"authorization": f"Bearer {place.api_key}"} if place.api_key else {}
+    headers = {"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
     # No proxy of the environment stands between a person and their own card. Reading all certificates takes
     # longer than an answer, and a server without TLS has none to check.
     async with httpx.AsyncClient(
         limits=limits,
         trust_env=False,
         headers=headers,
-        timeout=httpx.Timeout(place.timeout_s, connect=10.0),
-        verify=place.base_url.startswith("https:"),
+        timeout=httpx.Timeout(timeout_s, connect=10.0),
+        verify=endpoint.base_url.startswith("https:"),
     ) as client:
+        url = f"{endpoint.base_url}/v1/chat/completions"
 
-        async def in_turn(prompt: Prompt) -> Reply:
+        async def in_turn(body: Mapping[str, object]) -> Reply:
             async with turn:
-                body = _body(place.model, prompt, max_tokens, ignore_eos)
-                reply = await _ask_one(client, place, {**body, **_BEYOND_THE_STANDARD})
-                return await _ask_one(client, place, body) if reply.refused else reply
+                reply = await _ask_one(client, url, {**body, **_BEYOND_THE_STANDARD}, timeout_s)
+                return await _ask_one(client, url, body, timeout_s) if reply.refused else reply
 
-        return list(await asyncio.gather(*(in_turn(prompt) for prompt in prompts)))
+        return list(await asyncio.gather(*(in_turn(body) for body in bodies)))
 
 
 def _body(model: str, prompt: Prompt, max_tokens: int, ignore_eos: bool) -> dict[str, object]:
@@ -120,11 +109,13 @@ def _body(model: str, prompt: Prompt, max_tokens: int, ignore_eos: bool) -> dict
     return body
 
 
-async def _ask_one(client: httpx.AsyncClient, place: Place, body: Mapping[str, object]) -> Reply:
+async def _ask_one(
+    client: httpx.AsyncClient, url: str, body: Mapping[str, object], timeout_s: float
+) -> Reply:
     try:
         async with (
-            asyncio.timeout(place.timeout_s),
-            client.stream("POST", f"{place.base_url}/v1/chat/completions", json=body) as response,
+            asyncio.timeout(timeout_s),
+            client.stream("POST", url, json=body) as response,
         ):
             content = bytearray()
             async for piece in response.aiter_bytes():
@@ -132,7 +123,7 @@ async def _ask_one(client: httpx.AsyncClient, place: Place, body: Mapping[str, o
                 if len(content) > _LARGEST_BYTES:
                     return _failed("the answer does not end")
     except TimeoutError:
-        return _failed(f"no answer within {place.timeout_s:.0f} s")
+        return _failed(f"no answer within {timeout_s:.0f} s")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failed(f"{type(error).__name__} {error}".rstrip())
     if response.status_code != httpx.codes.OK:

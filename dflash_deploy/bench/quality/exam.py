@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.agreement import Agreement, Said, agree
 from dflash_deploy.bench.quality.answers import answer_faults, copied, misses
-from dflash_deploy.bench.quality.asking import Place, Reply, ask
+from dflash_deploy.bench.quality.asking import DEFAULT_TIMEOUT_S, Reply, ask
 from dflash_deploy.bench.workloads import Message, Prompt, Task, load
 
 Kind = Literal["exact", "json", "tool", "copy"]
@@ -118,29 +119,31 @@ def sheet(*, context_tokens: int | None = None) -> Sheet:
 
 
 def examine(
-    place: Place,
+    endpoint: Endpoint,
     questions: Sheet,
     *,
     users: int,
     knows: bool = True,
     read_text: bool = True,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     on_stage: Callable[[str], None] | None = None,
 ) -> Examination:
     """Examine a server. It takes some sixty requests of a few hundred tokens at most.
 
     Args:
-        place: the server.
+        endpoint: the server.
         questions: from ``sheet``.
         users: requests at once, where more than one is asked at a time.
         knows: the model is expected to answer right. Off for random weights and for a simulator.
         read_text: judge the texts. Off for random weights.
+        timeout_s: for one answer, on the clock.
         on_stage: told what is going on, in a few words.
     """
     tell = on_stage or (lambda _: None)
     asked: list[_Asked] = []
 
     def put(prompts: Sequence[Prompt], at_once: int, max_tokens: int = _FREE_TOKENS) -> list[Reply]:
-        replies = ask(place, prompts, max_tokens=max_tokens, at_once=at_once)
+        replies = ask(endpoint, prompts, max_tokens=max_tokens, at_once=at_once, timeout_s=timeout_s)
         asked.extend(
             _Asked(prompt, max_tokens, reply) for prompt, reply in zip(prompts, replies, strict=True)
         )

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_deploy.bench.quality.asking import Place
+from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.exam import agreement, examine, faults_beside, sheet
 from tests.simulator.conftest import launching
 
@@ -15,7 +15,7 @@ FREE = {prompt.question for prompt in SHEET.free}
 
 def examined(answer, *, users=2, **options):
     with answering(answer) as (url, seen):
-        found = examine(Place(url, "m", timeout_s=20), SHEET, users=users, **options)
+        found = examine(Endpoint(url, "m"), SHEET, users=users, timeout_s=20, **options)
     return found, seen
 
 
@@ -165,14 +165,14 @@ def test_a_model_of_random_weights_is_not_judged_by_its_words():
 
 def test_the_key_goes_into_the_header():
     with answering(good) as (url, seen):
-        examine(Place(url, "m", api_key="s3cret"), SHEET, users=1)
+        examine(Endpoint(url, "m", api_key="s3cret"), SHEET, users=1)
     assert {headers["authorization"] for headers in seen.headers} == {"Bearer s3cret"}
 
 
 def test_nobody_there():
-    found = examine(Place("http://127.0.0.1:9", "m"), SHEET, users=2)
+    found = examine(Endpoint("http://127.0.0.1:9", "m"), SHEET, users=2)
     assert ids(found) == ["no-answer"]
-    assert examine(Place("http://[::1", "m"), SHEET, users=1).faults
+    assert examine(Endpoint("http://[::1", "m"), SHEET, users=1).faults
 
 
 def test_agreement_with_plain_decoding(perfect):
@@ -225,7 +225,7 @@ def simulators(tmp_path_factory):
 )
 def test_every_garbage_of_the_simulator_is_caught(simulators, fault, names):
     server = simulators(fault=fault, scale=2000)
-    place = Place(f"http://127.0.0.1:{server.port}", "any", timeout_s=60)
-    found = examine(place, sheet(context_tokens=2048), users=2, knows=False)
+    endpoint = Endpoint(f"http://127.0.0.1:{server.port}")
+    found = examine(endpoint, sheet(context_tokens=2048), users=2, knows=False)
     assert set(names) <= set(ids(found))
     assert bool(found.faults) == bool(names), found.faults

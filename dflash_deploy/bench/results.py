@@ -1,0 +1,406 @@
+"""Result files: what was measured, where and with what, in a form that two people can compare.
+
+Whatever is read here was written by somebody else: sizes are bounded, every value is checked, unknown keys
+are refused. ``redacted`` leaves what a stranger may see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from dflash_deploy.bench.measurement import RequestResult, Round
+from dflash_deploy.bench.quality.agreement import Agreement
+from dflash_deploy.bench.quality.exam import Examination, Kind, Mode, Score
+from dflash_deploy.bench.workloads import Prompt
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import read_regular, write_atomic
+
+SCHEMA_VERSION: Literal[1] = 1
+_LARGEST_BYTES = 32 << 20
+
+Outcome = Literal["served", "failed", "unfit", "unstable"]
+"""served: all well. failed: it did not start. unfit: its answers are wrong. unstable: it broke under load."""
+
+
+def _utc(moment: AwareDatetime) -> AwareDatetime:
+    return moment.astimezone(UTC)
+
+
+Text = Annotated[str, Field(max_length=4096)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Figure = Annotated[float, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Machine(_Part):
+    """Where the server ran; None for what is not known, as of a server elsewhere.
+
+    Attributes:
+        card: id of the known card, such as ``rtx-5090``.
+        gpu: name that the driver gives.
+    """
+
+    card: Text | None = None
+    gpu: Text | None = None
+    memory_mib: Count | None = None
+    driver: Text | None = None
+    cpu: Text | None = None
+    ram_mib: Count | None = None
+    kernel: Text | None = None
+
+
+class Workload(_Part):
+    """What was asked.
+
+    Attributes:
+        protocol: its name.
+        tasks: weight of each task's prompts; empty for a person's own file.
+        output_tokens: of each answer; None where each prompt has its own.
+        forced_length: answers have exactly that length, whatever the model wants.
+        arrivals: how requests come: ``closed`` (all users at once, then again) or the rate in words.
+        sha256: of everything that makes a request: prompts, lengths, sampling. Only results of one workload
+            can be compared.
+    """
+
+    protocol: Text
+    tasks: dict[Text, Figure] = {}
+    output_tokens: Count | None
+    forced_length: bool
+    arrivals: Text = "closed"
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class UserRow(_Part):
+    """One request.
+
+    Attributes:
+        tokens_per_s: decode speed, from the first chunk to the last.
+        wall_s: from sending to the end of the answer.
+        digest: stands for the answer's text.
+    """
+
+    user: Count
+    prompt_tokens: Count
+    output_tokens: Count
+    ttft_s: Figure
+    tokens_per_s: Figure | None
+    wall_s: Figure
+    accept_length: Figure | None = None
+    digest: Text | None = None
+
+
+class RoundRow(_Part):
+    """One round: all its users.
+
+    Attributes:
+        name: ``cold`` for the first after a start, ``1``, ``2`` … for those that count.
+        counts: enters the medians.
+        tokens_per_s: of all users over the round's wall time.
+        user_tokens_per_s: median of its users' decode speeds; None where no answer tells one.
+    """
+
+    name: Text
+    counts: bool = True
+    tokens_per_s: Figure
+    user_tokens_per_s: Figure | None
+    ttft_s: Figure
+    wall_s: Figure
+    users: list[UserRow] = Field(max_length=4096)
+
+
+class LoadRows(_Part):
+    """One load level: so many users, in rounds."""
+
+    users: Count
+    rounds: list[RoundRow] = Field(max_length=4096)
+
+    @property
+    def counted(self) -> list[RoundRow]:
+        """The rounds that enter the medians."""
+        return [one for one in self.rounds if one.counts]
+
+
+class Failure(_Part):
+    """Requests that failed in one way: how many, and one of them in words."""
+
+    kind: Text
+    count: Count
+    example: Text
+
+
+class AgreementRow(_Part):
+    """How far answers agree with plain decoding's, as ``agreement.Agreement`` has it."""
+
+    prompts: Count
+    identical: Count
+    diverge_after: Figure | None
+    counted: bool
+
+
+class Quality(_Part):
+    """What the examination came to.
+
+    Attributes:
+        asked: questions with known answers, by kind. ``right``: those answered right.
+        missed: why an answer is wrong, by the question's id.
+        faults: what makes the server unfit, with an example each; empty where all is well.
+        repeated: prompts asked three times. ``repeated_same``: those with one answer to the last byte.
+        digests: stand for the texts, by how they were asked and by the prompt's id.
+        agreement: with plain decoding, by how they were asked; None where there was none to compare.
+    """
+
+    asked: dict[Kind, Count] = {}
+    right: dict[Kind, Count] = {}
+    missed: dict[Text, Text] = Field(default={}, max_length=1000)
+    faults: list[Text] = Field(default=[], max_length=1000)
+    repeated: Count = 0
+    repeated_same: Count = 0
+    cached_tokens: Count | None = None
+    digests: dict[Mode, dict[Text, Text]] = {}
+    agreement: dict[Mode, AgreementRow] | None = None
+
+
+class Run(_Part):
+    """One server under one workload.
+
+    Attributes:
+        name: ``bench``, or the method of ``compare``.
+        repeat: counts the launches of one method, from 1.
+        url: of the server, where it was not launched for this run.
+        flags: it was launched with, None where that is not known.
+        warm_up: rounds that came before those listed, or that are listed and do not count.
+    """
+
+    name: Text
+    repeat: Annotated[int, Field(ge=1, le=1000)] = 1
+    outcome: Outcome
+    reason: Text | None = None
+    url: Text | None = None
+    model: Text | None = None
+    engine: Text | None = None
+    engine_version: Text | None = None
+    flags: dict[Text, bool | int | float | Text | list[int] | list[float] | list[Text]] | None = None
+    boot_s: Figure | None = None
+    loads: list[LoadRows] = Field(default=[], max_length=256)
+    failures: list[Failure] = Field(default=[], max_length=256)
+    quality: Quality | None = None
+    accept_length: Figure | None = None
+    vram_used_mib: Count | None = None
+    vram_total_mib: Count | None = None
+
+
+class ResultFile(_Part):
+    """One person's measurements. ``kind`` holds for every figure in it."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    tool_version: Text
+    created: Annotated[AwareDatetime, AfterValidator(_utc)]
+    kind: Literal["measured", "simulated"]
+    redacted: bool = False
+    machine: Machine | None = None
+    workload: Workload
+    runs: list[Run] = Field(max_length=1000)
+
+
+def workload_hash(prompts: Sequence[Prompt], **settings: object) -> str:
+    """Stands for everything that makes a request.
+
+    Args:
+        prompts: in the order in which they are asked.
+        settings: lengths, sampling, users and whatever else decides what is asked.
+    """
+    asked = [
+        {"messages": [[message.role, message.content] for message in one.messages], "tool": one.tool}
+        for one in prompts
+    ]
+    text = json.dumps({"prompts": asked, **settings}, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def digest(text: str) -> str:
+    """Stands for an answer, as ``agreement.Said.digest`` does."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def round_row(name: str, played: Round, *, counts: bool = True) -> RoundRow:
+    """A round as result files keep it. All its requests have been answered."""
+    rows = [_user_row(one) for one in played.requests]
+    speeds = [row.tokens_per_s for row in rows if row.tokens_per_s is not None]
+    return RoundRow(
+        name=name,
+        counts=counts,
+        tokens_per_s=played.total_tokens_per_s,
+        user_tokens_per_s=median(speeds) if speeds else None,
+        ttft_s=median(row.ttft_s for row in rows),
+        wall_s=played.wall_s,
+        users=rows,
+    )
+
+
+def quality_of(examination: Examination, agreement: Mapping[Mode, Agreement] | None = None) -> Quality:
+    """An examination as result files keep it: digests in place of texts."""
+    scores: Mapping[Kind, Score] = examination.scores
+    return Quality(
+        asked={kind: score.asked for kind, score in scores.items()},
+        right={kind: score.right for kind, score in scores.items()},
+        missed={name: why[:4096] for name, why in examination.missed.items()},
+        faults=[fault[:4096] for fault in examination.faults],
+        repeated=examination.repeated,
+        repeated_same=examination.repeated_same,
+        cached_tokens=examination.cached_tokens,
+        digests={
+            mode: {name: said.digest for name, said in answers.items()}
+            for mode, answers in examination.answers.items()
+        },
+        agreement=None
+        if agreement is None
+        else {
+            mode: AgreementRow(
+                prompts=one.prompts,
+                identical=one.identical,
+                diverge_after=one.diverge_after,
+                counted=one.counted,
+            )
+            for mode, one in agreement.items()
+        },
+    )
+
+
+def write_result(path: Path, result: ResultFile) -> None:
+    """Write a result file in one step."""
+    write_atomic(path, result.model_dump_json(indent=2) + "\n")
+
+
+def read_result(path: Path) -> ResultFile:
+    """Read a file that anybody may have written.
+
+    Raises:
+        DeployError: there is none, it is no result file, or a newer version of the tool wrote it.
+    """
+    try:
+        written = read_regular(path, most_bytes=_LARGEST_BYTES)
+    except FileNotFoundError:
+        raise DeployError(f"no result file {path}", exit_code=ExitCode.MISSING) from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DeployError(f"{path} cannot be read: {why}", exit_code=ExitCode.INVALID_INPUT) from error
+    try:
+        return ResultFile.model_validate_json(written)
+    except ValidationError as error:
+        version = _version_of(written)
+        if version > SCHEMA_VERSION:
+            raise DeployError(
+                f"{path} was written by a newer dflash-deploy (result files of version {version}; this one "
+                f"reads {SCHEMA_VERSION})",
+                fix="install that version",
+                exit_code=ExitCode.INVALID_INPUT,
+            ) from None
+        first, more = error.errors(include_url=False)[0], error.error_count() - 1
+        at = ".".join(str(part)[:60] for part in first["loc"])
+        why = ": ".join(part for part in (at, first["msg"]) if part) + (f" (and {more} more)" if more else "")
+    raise DeployError(
+        f"{path} is no result file: {why}",
+        fix="dflash-deploy bench URL --out FILE writes one; dflash-deploy bench schema prints their form",
+        exit_code=ExitCode.INVALID_INPUT,
+    )
+
+
+def redacted(result: ResultFile) -> ResultFile:
+    """Without host names, addresses, paths, keys, and anything of prompts and answers but their digests."""
+    return result.model_copy(update={"redacted": True, "runs": [_redacted_run(run) for run in result.runs]})
+
+
+def _redacted_run(run: Run) -> Run:
+    flags = None
+    if run.flags is not None:
+        flags = {name: _redacted_flag(name, value) for name, value in run.flags.items()}
+    quality = run.quality
+    if quality is not None:
+        quality = quality.model_copy(
+            update={
+                "missed": dict.fromkeys(quality.missed, "<answer>"),
+                "faults": [_without_example(fault) for fault in quality.faults],
+            }
+        )
+    failures = [one.model_copy(update={"example": _scrubbed(one.example)}) for one in run.failures]
+    return run.model_copy(
+        update={
+            "url": None if run.url is None else "<url>",
+            "model": None if run.model is None else _last_part(run.model),
+            "reason": None if run.reason is None else _scrubbed(_without_example(run.reason)),
+            "flags": flags,
+            "quality": quality,
+            "failures": failures,
+        }
+    )
+
+
+_Setting = bool | int | float | str | list[int] | list[float] | list[str]
+
+_SECRET = re.compile(r"key|token-file|password|secret|auth", re.IGNORECASE)
+_PATH = re.compile(r"(?<![\w<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\](?:[^\s'\",:;()\[\]]+)")
+_ADDRESS = re.compile(
+    r"\b[a-z][a-z0-9+.-]*://\S+|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b|\[[0-9a-f:]{2,}\](?::\d+)?"
+    r"|\b(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?\b|\blocalhost(?::\d+)?\b",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|“[^”]*”")
+
+
+def _redacted_flag(name: str, value: _Setting) -> _Setting:
+    if name == "api-key" or _SECRET.search(name):
+        return "<secret>"
+    if isinstance(value, str):
+        return _last_part(value) if "/" in value or "\\" in value else _scrubbed(value)
+    if isinstance(value, list):
+        return [_last_part(one) if isinstance(one, str) else one for one in value]  # type: ignore[return-value]
+    return value
+
+
+def _last_part(place: str) -> str:
+    """Of a folder or a hub name: the name of the model, without whose it is or where."""
+    last = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
+    return _scrubbed(last) if "://" in place else last
+
+
+def _without_example(fault: str) -> str:
+    return fault.split(", for example", 1)[0]
+
+
+def _scrubbed(text: str) -> str:
+    text = _QUOTED.sub("<text>", text)
+    return _PATH.sub("<path>", _ADDRESS.sub("<address>", text))
+
+
+def _user_row(one: RequestResult) -> UserRow:
+    return UserRow(
+        user=one.user,
+        prompt_tokens=one.prompt_tokens,
+        output_tokens=one.output_tokens,
+        ttft_s=one.ttft_s,
+        tokens_per_s=one.decode_tokens_per_s,
+        wall_s=one.total_s,
+        accept_length=one.accept_length,
+        digest=digest(one.text),
+    )
+
+
+def _version_of(written: bytes) -> int:
+    try:
+        content = json.loads(written)
+    except (ValueError, RecursionError):
+        return 0
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    return version if isinstance(version, int) and not isinstance(version, bool) else 0
