@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Choices = Mapping[str, Sequence["FlagValue | None"]]
 """Values of each searched flag; None leaves it out."""
 
+MEMORY_FLAGS = frozenset(
+    {"mem-fraction-static", "max-total-tokens", "max-mamba-cache-size", "mamba-full-memory-ratio"}
+)
+"""Flags that divide the memory and do nothing else: while everybody runs at once, none of them changes speed."""
+
 _BEST_DRAFT_TOKENS = 8
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import NamedTuple
 
 from dflash_deploy.calibration import Subject, machine_name
 from dflash_deploy.checkpoint.cards import ModelCard, find_model_card
@@ -10,8 +13,9 @@ from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.cards import Card
 from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.calibration import Calibrated, calibrate
+from dflash_deploy.plan.speed import relative_rate
 from dflash_deploy.plan.terms import Terms
-from dflash_deploy.plan.vram import Question, plan
+from dflash_deploy.plan.vram import Planner, Question, plan
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.launching import values
 from dflash_deploy.tune.records import Predicted, TrialRecord
@@ -20,6 +24,11 @@ from dflash_deploy.tune.space import Settings
 _DOUBT_MIB = 400.0
 """The plan's empirical parts may be too high by this much at the sizing: a refusal needs more."""
 
+_UNSURE_MIB, _SURE_MIB = 260.0, 90.0
+"""Standard deviation of the predicted peak before and after the first log of this card and model (the largest
+differences seen on the simulator were 600 and 150)."""
+
+_NO_CHANCE = 0.02
 _LEAST_HEADROOM_MIB = -1024.0
 _LEAST_CONTEXT = 0.9
 
@@ -35,6 +44,21 @@ class Forecast:
 
     refusal: str | None = None
     predicted: Predicted | None = None
+
+
+class Prospect(NamedTuple):
+    """How likely a configuration is to serve as the plan has it. Figures are predicted.
+
+    Attributes:
+        chance: that it comes up with all it should have, and within the profile's limits on memory.
+        context: tokens for each user.
+        headroom_mib: left at the peak; ``ready_mib`` when the server is ready.
+    """
+
+    chance: float
+    context: int
+    headroom_mib: float
+    ready_mib: float
 
 
 @dataclass(frozen=True)
@@ -86,6 +110,55 @@ class Forecaster:
             return f"by the plan {-budget.headroom_mib:.0f} MiB are missing"
         return None
 
+    def prospect(self, flags: Settings) -> Prospect | None:
+        """How likely a configuration is to serve; None where nothing is planned."""
+        budget = self.budget(flags)
+        if budget is None:
+            return None
+        chance = self._fitting(budget)
+        if chance >= _NO_CHANCE:
+            # What hangs on steps, and not on a peak: asked again with less memory, and with more.
+            wary = self._holds(self._plan(flags, self.other_mib + self.doubt_mib))
+            plain = wary or self._holds(budget)
+            hopeful = plain or self._holds(self._plan(flags, self.other_mib - 2 * self.doubt_mib))
+            chance *= 1.0 if wary else 0.6 if plain else 0.1 if hopeful else 0.0
+        return Prospect(chance, budget.context_per_user, budget.headroom_mib, budget.ready_free_mib)
+
+    def most_users(self, flags: Settings) -> int:
+        """How many the state cache of a configuration serves at once; all where nothing limits it."""
+        question = self.question(flags, self.other_mib)
+        if question is None or question.target.linear is None:
+            return self.profile.workload.users
+        try:
+            asked = question.settings()
+        except DeployError:
+            return self.profile.workload.users
+        if asked.state_slots is None:
+            return self.profile.workload.users
+        return asked.state_slots // max(asked.slots_per_request, 1)
+
+    @property
+    def doubt_mib(self) -> float:
+        """Standard deviation of a predicted peak."""
+        return _SURE_MIB if self.boots else _UNSURE_MIB
+
+    def _fitting(self, budget: Budget) -> float:
+        free = self.profile.objective.constraints.get("free_vram_mib")
+        slack = budget.headroom_mib
+        if free is not None and free.min is not None:
+            # The driver's own part counts as free to the tools that the limit is held against.
+            slack = min(slack, budget.total_mib - budget.predicted_peak_mib - free.min)
+        return 0.5 * (1 + math.erf(slack / self.doubt_mib / math.sqrt(2)))
+
+    def _holds(self, budget: Budget | None) -> bool:
+        workload = self.profile.workload
+        return (
+            budget is not None
+            and budget.max_running_requests >= workload.users
+            and budget.context_per_user >= workload.context_tokens
+            and not _draft_graphs_lost(budget)
+        )
+
     def subject(self, card: Card | None) -> Subject | None:
         """What logs of this profile on a card teach something of; None where nothing is planned."""
         target, draft = self._models()
@@ -100,7 +173,7 @@ class Forecaster:
         None where it did not come to serve, or where the plan, corrected by it, would still not let it: then
         figures were held against those of a start that ends early.
         """
-        question = self._question(record.flags, self.other_mib)
+        question = self.question(record.flags, self.other_mib)
         if question is None or record.boot is None or record.boot.free_at_ready_gib is None:
             return None
         used_mib = record.measured.vram_used_mib if record.measured else None
@@ -120,16 +193,40 @@ class Forecaster:
         return replace(self, terms=terms, boots=self.boots + boots)
 
     def _plan(self, flags: Settings, other_mib: float) -> Budget | None:
-        question = self._question(flags, other_mib)
-        if question is None:
+        planner = self._planner(other_mib)
+        if planner is None:
             return None
         try:
-            return plan(question)
+            return planner.plan(values(flags))
         except DeployError:
             # What cannot be planned for can still be launched.
             return None
 
-    def _question(self, flags: Settings, other_mib: float) -> Question | None:
+    def _planner(self, other_mib: float) -> Planner | None:
+        if other_mib not in self._planners:
+            question = self.question({}, other_mib)
+            self._planners[other_mib] = None if question is None else Planner(question)
+        return self._planners[other_mib]
+
+    @cached_property
+    def _planners(self) -> dict[float, Planner | None]:
+        return {}
+
+    def rate(self, flags: Settings, card: Card) -> float | None:
+        """Expected tokens/s of one user, to compare configurations by; None where nothing is planned."""
+        question = self.question(flags, self.other_mib)
+        workload = self.profile.workload
+        if question is None:
+            return None
+        # A round begins with next to no context and ends with the answer's length.
+        context = min(workload.context_tokens, 64 + workload.output_tokens // 2)
+        try:
+            return relative_rate(question, card, context_tokens=context, tasks=dict(workload.tasks))
+        except DeployError:
+            return None
+
+    def question(self, flags: Settings, other_mib: float) -> Question | None:
+        """What the plan is asked; None where it knows nothing of the card or the model."""
         target, draft = self._models()
         if self.memory_mib is None or target is None:
             return None
@@ -147,7 +244,16 @@ class Forecaster:
 
     def _models(self) -> tuple[ModelCard | None, ModelCard | None]:
         speculation = self.profile.speculation
-        draft = find_model_card(speculation.draft) if speculation.draft else None
+        draft = _card(speculation.draft) if speculation.draft else None
         if draft is None and speculation.method in ("mtp", "dspark", "dflash"):
             return None, None
-        return find_model_card(self.profile.model.target), draft
+        return _card(self.profile.model.target), draft
+
+
+def _draft_graphs_lost(budget: Budget) -> bool:
+    verified = {"verify graphs", "draft weights"} <= budget.sizes.keys()
+    return verified and "draft graphs" not in budget.sizes
+
+
+_card = cache(find_model_card)
+"""A search asks for the same two a thousand times."""

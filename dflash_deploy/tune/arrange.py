@@ -1,0 +1,90 @@
+"""How a card's memory is best divided for a configuration whose speed is settled.
+
+Flags that only divide memory change no speed: they are worked out with the plan, not searched by launching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from dflash_deploy.plan.candidates import MEMORY_FLAGS
+from dflash_deploy.profile.schema import FlagSetting
+from dflash_deploy.tune.feasible import Forecaster, Prospect
+from dflash_deploy.tune.space import Dimension, Settings, Space
+
+_TOKENS, _STATES = "max-total-tokens", "max-mamba-cache-size"
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A whole configuration, and what the plan thinks of it (None where it knows nothing)."""
+
+    settings: dict[str, FlagSetting]
+    prospect: Prospect | None
+
+
+def memory_dimensions(space: Space) -> tuple[Dimension, ...]:
+    """The searched flags that only divide memory."""
+    return tuple(dimension for dimension in space.dimensions if dimension.flag in MEMORY_FLAGS)
+
+
+def arrangements(
+    space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int], *, least_chance: float
+) -> Iterator[Arranged]:
+    """The ways to divide the memory that are worth a thought.
+
+    Of the state cache the least that serves everybody (what it takes beyond, contexts lack); of fractions and
+    token limits every one.
+
+    Args:
+        space: of the search.
+        forecaster: for the plan, which must know the card and the model.
+        shared: flags of the model, for the plan alone.
+        places: of all other flags.
+        least_chance: of serving.
+    """
+    memory = memory_dimensions(space)
+    chosen = dict(places)
+    states = next((one for one in memory if one.flag == _STATES), None)
+    if states is not None:
+        least = _least_states(space, forecaster, shared, {**_first(memory), **places}, states)
+        if least is None:
+            return
+        chosen[_STATES] = least
+    others = [one for one in memory if one is not states]
+    for combination in product(*(range(len(one.values)) for one in others)):
+        chosen.update(zip((one.flag for one in others), combination, strict=True))
+        settings = space.settings(chosen)
+        if _too_few_tokens(settings, forecaster):
+            continue
+        prospect = forecaster.prospect({**shared, **settings})
+        if prospect is not None and prospect.chance >= least_chance:
+            yield Arranged(settings, prospect)
+
+
+def _first(dimensions: tuple[Dimension, ...]) -> dict[str, int]:
+    return {dimension.flag: 0 for dimension in dimensions}
+
+
+def _least_states(
+    space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int], states: Dimension
+) -> int | None:
+    """Place of the smallest state cache that serves all users; None where none does."""
+    users = forecaster.profile.workload.users
+
+    def size(place: int) -> float:
+        value = states.values[place]
+        return value if isinstance(value, int | float) else float("inf")
+
+    for place in sorted(range(len(states.values)), key=size):
+        if forecaster.most_users({**shared, **space.settings({**places, states.flag: place})}) >= users:
+            return place
+    return None
+
+
+def _too_few_tokens(settings: Settings, forecaster: Forecaster) -> bool:
+    limit = settings.get(_TOKENS)
+    workload = forecaster.profile.workload
+    return isinstance(limit, int) and limit < workload.users * workload.context_tokens

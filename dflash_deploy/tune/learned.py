@@ -1,0 +1,132 @@
+"""What failures teach of configurations that were not tried: by physics where it orders them, else by habit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dflash_deploy.engine.boot import Stage
+from dflash_deploy.profile.schema import FlagSetting
+from dflash_deploy.tune.feasible import Forecaster, Prospect
+from dflash_deploy.tune.records import TrialRecord
+from dflash_deploy.tune.space import Settings, Space
+
+HUNGRY = frozenset(
+    {
+        "mem-fraction-static",
+        "max-total-tokens",
+        "max-mamba-cache-size",
+        "mamba-full-memory-ratio",
+        "max-running-requests",
+        "chunked-prefill-size",
+        "speculative-num-draft-tokens",
+        "cuda-graph-max-bs-decode",
+    }
+)
+"""Numbers of which more never takes less memory."""
+
+_HARDLY = 0.05
+_STEP_MIB = 40.0
+"""Two plans of one machine are compared more closely than this, but hardly."""
+_UNTRIED = 0.4
+"""Chance of a value with which a start has failed, and none has served."""
+
+_EARLY = frozenset({Stage.ARGUMENTS, Stage.IMPORTS, Stage.LOAD, Stage.DRAFT_LOAD})
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What is known from trials that failed.
+
+    Attributes:
+        starved: settings of those that ran out of memory.
+        headroom_mib: the plan's for the roomiest of them; ``ready_mib`` for those that lost a graph to it.
+        context: the plan's for the largest that could not be sized.
+        failed: starts that ended early, by flag and value, where no start with it has come up.
+    """
+
+    space: Space
+    starved: tuple[Mapping[str, FlagSetting], ...] = ()
+    headroom_mib: float | None = None
+    ready_mib: float | None = None
+    context: int | None = None
+    failed: Mapping[tuple[str, int], int] | None = None
+
+    @classmethod
+    def of(cls, records: Sequence[TrialRecord], forecaster: Forecaster, space: Space) -> Experience:
+        """What these trials teach, held against the plan as it is now."""
+        starved: list[Mapping[str, FlagSetting]] = []
+        headrooms: list[float] = []
+        readies: list[float] = []
+        contexts: list[int] = []
+        failed: Counter[tuple[str, int]] = Counter()
+        came_up: set[tuple[str, int]] = set()
+        for record in records:
+            stage = record.boot.stage if record.boot else Stage.ARGUMENTS
+            values = set(space.places(record.flags).items())
+            if record.outcome in ("served", "infeasible", "degraded") and record.launched:
+                came_up |= values
+            prospect = forecaster.prospect(record.flags)
+            if record.outcome == "degraded" and prospect is not None:
+                readies.append(prospect.ready_mib)
+            if record.outcome not in ("failed", "unstable"):
+                continue
+            if stage in _EARLY and not ran_out(record):
+                failed.update(values)
+            elif stage is Stage.SIZING and prospect is not None:
+                contexts.append(prospect.context)
+            elif ran_out(record):
+                starved.append(record.flags)
+                if prospect is not None:
+                    headrooms.append(prospect.headroom_mib)
+        return cls(
+            space,
+            tuple(starved),
+            max(headrooms, default=None),
+            max(readies, default=None),
+            max(contexts, default=None),
+            {value: times for value, times in failed.items() if value not in came_up},
+        )
+
+    def chance(self, settings: Settings, prospect: Prospect | None) -> float:
+        """That none of the failures comes again."""
+        if any(self._hungrier(settings, one) for one in self.starved):
+            return 0.0
+        chance = 1.0
+        for value in self.space.places(settings).items():
+            chance *= _UNTRIED ** (self.failed or {}).get(value, 0)
+        if prospect is None:
+            return chance
+        below = (
+            (prospect.headroom_mib, self.headroom_mib),
+            (prospect.ready_mib, self.ready_mib),
+        )
+        if any(known is not None and own <= known + _STEP_MIB for own, known in below):
+            chance *= _HARDLY
+        if self.context is not None and prospect.context <= 1.02 * self.context:
+            chance *= _HARDLY
+        return chance
+
+    def _hungrier(self, settings: Settings, than: Settings) -> bool:
+        """It takes no less memory in any flag, and is the same in those that physics does not order."""
+        for dimension in self.space.dimensions:
+            own, other = settings.get(dimension.flag), than.get(dimension.flag)
+            if own == other:
+                continue
+            if dimension.flag not in HUNGRY or not _more(own, other):
+                return False
+        return True
+
+
+def ran_out(record: TrialRecord) -> bool:
+    """It failed for want of memory."""
+    words = (record.reason or "").casefold()
+    return record.outcome in ("failed", "unstable") and ("out of memory" in words or "oom" in words.split())
+
+
+def _more(own: FlagSetting | None, other: FlagSetting | None) -> bool:
+    # A limit that is left out is none at all.
+    if own is None:
+        return True
+    return isinstance(own, int | float) and isinstance(other, int | float) and own > other
