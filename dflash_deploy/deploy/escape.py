@@ -102,7 +102,9 @@ def command_line(program: str, arguments: Iterable[str]) -> str:
     lines = [executable(program)]
     for argument in arguments:
         word = command_word(argument)
-        if argument.startswith("--") or len(lines) == 1:
+        # Most lines of a program that stands in the command have blanks.
+        program_line = " " in argument and " " in lines[-1]
+        if argument.startswith("--") or argument == "-m" or program_line or len(lines) == 1:
             lines.append(word)
         else:
             lines[-1] += f" {word}"

@@ -15,7 +15,7 @@ from typing import Literal
 
 import yaml
 
-from dflash_deploy.deploy import escape
+from dflash_deploy.deploy import escape, gate
 from dflash_deploy.deploy.gate import reached_at
 from dflash_deploy.deploy.unit import UNIT_PREFIX, UnitSpec, checked, render_unit, template
 from dflash_deploy.errors import DeployError, ExitCode
@@ -71,7 +71,7 @@ def _shell(spec: UnitSpec) -> str:
         comments=spec.comments,
         environment=[f"export {name}={shlex.quote(value)}" for name, value in sorted(spec.env.items())],
         python=shlex.quote(spec.argv[0]),
-        command=_lines(map(shlex.quote, spec.argv)),
+        command=_lines(map(shlex.quote, _argv(spec))),
         key_file=shlex.quote(spec.api_key_file) if spec.api_key_file else None,
         host=shlex.quote(spec.host),
         port=spec.port,
@@ -82,7 +82,11 @@ def _one_line(spec: UnitSpec) -> str:
     _require_text(spec)
     variables = [f"{name}={value}" for name, value in sorted(spec.env.items())]
     key = ["--config", spec.api_key_file] if spec.api_key_file else []
-    return shlex.join([*(["env", *variables] if variables else []), *spec.argv, *key])
+    return shlex.join([*(["env", *variables] if variables else []), *_argv(spec), *key])
+
+
+def _argv(spec: UnitSpec) -> tuple[str, ...]:
+    return gate.engine_with_key(spec.argv) if spec.api_key_file else spec.argv
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _container(spec: UnitSpec, image: str | None) -> _Container:
                 fix="rename it, or use --format systemd",
                 exit_code=ExitCode.INVALID_INPUT,
             )
-    return _Container(image, ("python3", *spec.argv[1:], *key), tuple(sorted(folders)))
+    return _Container(image, ("python3", *_argv(spec)[1:], *key), tuple(sorted(folders)))
 
 
 def _compose(spec: UnitSpec, container: _Container) -> str:

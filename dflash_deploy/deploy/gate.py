@@ -6,6 +6,8 @@ the machine that it runs on, and whoever reads the unit sees all that it does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dflash_deploy.deploy.escape import command_word, executable
 from dflash_deploy.deploy.seal import Seal
 
@@ -19,11 +21,12 @@ except OSError as error:
     sys.exit(f'{host} port {port} cannot be listened on: {error.strerror}')
 """
 
-# The engine answers /health with 200 only after it has generated a token. The main process is watched because
-# systemd waits for this program even when the engine has died.
+# The engine answers /health with 200 only after it has generated a token; a router answers /readiness so when
+# one of its engines is well. The main process is watched because systemd waits for this program even when the
+# other has died.
 _READY_WAIT = """\
 import http.client, os, time
-host, port = sys.argv[1], int(sys.argv[2])
+host, port, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 while True:
     try:
         os.kill(int(os.environ['MAINPID']), 0)
@@ -31,7 +34,7 @@ while True:
         sys.exit('the engine ended before it answered: its own lines above say why')
     try:
         connection = http.client.HTTPConnection(host, port, timeout=30)
-        connection.request('GET', '/health')
+        connection.request('GET', path)
         if connection.getresponse().status == 200:
             break
     except (OSError, http.client.HTTPException):
@@ -99,6 +102,39 @@ while True:
     time.sleep(1)
 """
 
+# The engine logs its settings when it starts, the key among them. Here it is started by a program that puts
+# another word in the key's place in every record that is logged; processes that the engine starts log none of
+# its settings.
+_WITHOUT_KEY = """\
+import logging, runpy, sys, yaml
+with open(sys.argv[sys.argv.index('--config') + 1], encoding='utf-8') as file:
+    key = str(yaml.safe_load(file)['api-key'])
+make = logging.getLogRecordFactory()
+def without_key(*args, **more):
+    record = make(*args, **more)
+    try:
+        text = record.getMessage()
+    except Exception:
+        text = repr((record.msg, record.args))
+    if key in text:
+        record.msg, record.args = text.replace(key, '(the API key)'), ()
+    return record
+logging.setLogRecordFactory(without_key)
+del sys.argv[1]
+runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
+"""
+
+# The router takes a key by its command line alone: it is put there after the process has started, where no
+# other process sees it.
+_ROUTER = """\
+import runpy, sys, yaml
+place = sys.argv.index('--config')
+with open(sys.argv[place + 1], encoding='utf-8') as file:
+    sys.argv[place:place + 2] = ['--api-key', str(yaml.safe_load(file)['api-key'])]
+del sys.argv[1]
+runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
+"""
+
 # Where a server that listens on every address is reached from the machine itself.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound
 
@@ -119,9 +155,32 @@ def vram_wait(python: str, free_mib: int, *, bound_s: int, cards: int) -> str:
     return _program(python, _VRAM_WAIT, str(free_mib), str(bound_s), str(cards))
 
 
-def ready_wait(python: str, host: str, port: int) -> str:
+def ready_wait(python: str, host: str, port: int, path: str = "/health") -> str:
     """The ``ExecStartPost=`` value that ends when the engine answers, or fails when the engine has ended."""
-    return _program(python, _READY_WAIT, reached_at(host), str(port))
+    return _program(python, _READY_WAIT, reached_at(host), str(port), path)
+
+
+def engine_with_key(argv: Sequence[str]) -> tuple[str, ...]:
+    """The engine's command for a key in its ``--config`` file, which is then not in what it logs.
+
+    A command that starts no module (``-m``) stays as it is.
+    """
+    return _wrapped(argv, _WITHOUT_KEY)
+
+
+def router_with_key(argv: Sequence[str]) -> tuple[str, ...]:
+    """The router's command, whose ``--config`` file holds its key."""
+    return _wrapped(argv, _ROUTER)
+
+
+def _wrapped(argv: Sequence[str], source: str) -> tuple[str, ...]:
+    python, *arguments = argv
+    if arguments[:1] != ["-m"]:
+        return tuple(argv)
+    lines = source.splitlines()
+    end = len(lines) + 1
+    run = f"import sys; source = sys.argv[1:{end}]; del sys.argv[1:{end}]; exec('\\n'.join(source))"
+    return (python, "-c", run, *lines, *arguments)
 
 
 def reached_at(host: str) -> str:

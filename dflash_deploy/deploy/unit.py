@@ -78,7 +78,7 @@ def render_unit(spec: UnitSpec) -> str:
             the engine to other machines without a key.
     """
     checked(spec)
-    python, *arguments = spec.argv
+    python, *arguments = gate.engine_with_key(spec.argv) if spec.api_key_file else spec.argv
     return template("dflash-sglang.service.j2").render(
         name=f"{UNIT_PREFIX}{spec.service}",
         system=spec.manager == "system",

@@ -187,3 +187,57 @@ class _Health(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+_ENGINE = """
+import logging, multiprocessing, os, sys
+
+def child():
+    logging.basicConfig(level=logging.INFO)
+    logging.info("a child, %s", __name__)
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    key = open(sys.argv[-1]).read().split()[1]
+    logging.info(f"settings={sys.argv} {{'api_key': '{key}'}}")
+    logging.warning("by argument: %s", key)
+    logging.info("a record that cannot be written: %d", key)
+    print("in the command lines:", key in open("/proc/self/cmdline").read(), flush=True)
+    started = multiprocessing.get_context("spawn").Process(target=child)
+    started.start()
+    started.join()
+    sys.exit(7)
+"""
+
+
+def test_an_engine_with_a_key_logs_another_word_in_its_place(tmp_path: Path):
+    (tmp_path / "an_engine.py").write_text(_ENGINE)
+    file = tmp_path / "engine.yaml"
+    file.write_text("api-key: sesame100%\n")
+    argv = gate.engine_with_key((sys.executable, "-m", "an_engine", "--model-path", "a b"))
+    done = subprocess.run(
+        [*argv, "--config", file], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 7, said
+    assert "'api_key': '(the API key)'" in said
+    assert "by argument: (the API key)" in said
+    assert "'--model-path', 'a b', '--config'" in said
+    assert "in the command lines: False" in said
+    # What the engine starts finds the engine as its main module, as it would without the program in front.
+    assert "a child, __mp_main__" in said
+    assert "('a record that cannot be written: %d', ('(the API key)',))" in said
+    assert "sesame" not in said
+
+
+def test_a_router_is_given_its_key_after_it_has_started(tmp_path: Path):
+    (tmp_path / "a_router.py").write_text(
+        "import sys\nprint(sys.argv[1:], 'sesame' in open('/proc/self/cmdline').read())\n"
+    )
+    file = tmp_path / "engine.yaml"
+    file.write_text("api-key: sesame\n")
+    argv = gate.router_with_key((sys.executable, "-m", "a_router", "--port", "1"))
+    done = subprocess.run(
+        [*argv, "--config", file], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "['--port', '1', '--api-key', 'sesame'] False\n", done.stderr
