@@ -62,14 +62,15 @@ def hugging_face_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
 
 
-def find_snapshot(name: str, revision: str | None) -> Snapshot | None:
+def find_snapshot(name: str, revision: str | None, *, cache: Path | None = None) -> Snapshot | None:
     """A revision of a repository, None where the cache does not hold it.
 
     Args:
         name: hub name.
         revision: branch, tag, commit or the beginning of one; None for ``main``.
+        cache: the cache's folder; None for one's own.
     """
-    repository = cache_dir() / f"models--{name.replace('/', '--')}"
+    repository = (cache or cache_dir()) / f"models--{name.replace('/', '--')}"
     wanted = revision or DEFAULT_REVISION
     commit = wanted if is_commit(wanted) else _commit_of(repository / "refs" / wanted)
     if commit is None and _SHORT_COMMIT.fullmatch(wanted):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_deploy.cli import given
-from dflash_deploy.cli.status import places_sought
+from dflash_deploy.cli.sought import ApiKeyFile, Url, places_sought
 from dflash_deploy.errors import DeployError, ExitCode
 
 if TYPE_CHECKING:
@@ -30,19 +30,8 @@ def health(
         typer.Argument(help="Service or profile; may be left out where there is one service."),
     ] = None,
     *,
-    url: Annotated[
-        str | None,
-        typer.Option("--url", metavar="URL", help="Check the server at this address, http://HOST:PORT."),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-key-file",
-            metavar="FILE",
-            parser=given.path,
-            help="YAML file with the line `api-key: ...` [default: the unit's own, else the profile's].",
-        ),
-    ] = None,
+    url: Url = None,
+    api_key_file: ApiKeyFile = None,
     timeout_s: Annotated[
         float,
         typer.Option("--timeout", metavar="S", min=_LEAST_S, max=600, help="Longest time of a whole check."),
@@ -227,37 +216,19 @@ def _with_own_key(place: Place) -> Place:
 
 
 def _act(place: Place, seen: Health, checks: int, cool_down_s: float) -> str:
-    """Weigh the evidence, write it down, restart if it is enough; what was done, in a sentence."""
-    import time
+    from dflash_deploy.watch.health.act import act
+    from dflash_deploy.watch.health.evidence import Policy
 
-    from dflash_deploy.watch import units
-    from dflash_deploy.watch.health import evidence
-
-    unit = place.unit
-    if unit is None:
+    if place.unit is None:
         raise DeployError(f"{place.name} runs under no unit that could be restarted", exit_code=_UNKNOWN)
-    policy = evidence.Policy(checks=checks, cool_down_s=cool_down_s)
-    with evidence.held(unit.service) as file:
-        before = evidence.read(file, unit.service)
-        decision = evidence.decide(
-            before, seen, active=unit.active == "active", now_s=time.time(), policy=policy
-        )
-        if decision.state != before:
-            evidence.write(file, decision.state)
-        if not decision.restart:
-            return decision.why
-        failed = units.restart(unit)
-    return f"restarting {unit.name}: {decision.why}" if failed is None else f"not restarted: {failed}"
+    return "\n".join(act(place.unit, seen, Policy(checks=checks, cool_down_s=cool_down_s)))
 
 
 def _write_timer_units(folder: Path, checks: int, cool_down_s: float, *, user: bool) -> None:
+    from dflash_deploy.deploy.timer import render_timer_units
     from dflash_deploy.files import write_atomic
-    from dflash_deploy.watch.health.timer import render_timer_units
 
-    # Not resolved: the path inside a virtual environment is what makes it one.
-    command = (sys.executable, "-P", "-m", "dflash_deploy")
     units = render_timer_units(
-        command,
         manager="user" if user else "system",
         options=("--checks", str(checks), "--cool-down", f"{cool_down_s:g}"),
     )

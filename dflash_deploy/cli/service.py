@@ -11,7 +11,10 @@ from dflash_deploy.cli import given
 from dflash_deploy.errors import DeployError, ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dflash_deploy.deploy.generations import Generation, Manager, Store
+    from dflash_deploy.deploy.notify import Event
     from dflash_deploy.deploy.service import Changed, Service
 
 app = typer.Typer(
@@ -67,6 +70,36 @@ def install(
             "chosen with `env use`].",
         ),
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="One engine on each of these cards, as services NAME-gpuN on ports from the profile's on.",
+        ),
+    ] = None,
+    router: Annotated[
+        bool,
+        typer.Option(
+            "--router/--no-router",
+            help="With --gpus: SGLang's router in front, on the profile's own address and port; the engines "
+            "then listen for this machine alone, on the ports after it.",
+        ),
+    ] = False,
+    router_python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            parser=given.path,
+            help="Interpreter that the router (smg) is installed in [default: an environment made for it].",
+        ),
+    ] = None,
+    timer: Annotated[
+        bool,
+        typer.Option(
+            "--timer/--no-timer",
+            help="Have a timer check it each minute and restart it when it is dead (see `health --act`).",
+        ),
+    ] = True,
     allow_simulated: Annotated[
         bool, typer.Option("--allow-simulated", help="Install it even though its study was only simulated.")
     ] = False,
@@ -86,20 +119,24 @@ def install(
     holds more memory than planned, the generation before it is put back and started, and the reason is said;
     the exit status is 1 then.
     """
-    from dataclasses import replace
-
     from dflash_deploy.deploy import configuration as configurations
+    from dflash_deploy.deploy import installation
     from dflash_deploy.deploy import service as services
-    from dflash_deploy.deploy.recipe import Recipe
-    from dflash_deploy.deploy.seal import seal_of
+    from dflash_deploy.deploy.generations import root_of
     from dflash_deploy.deploy.systemctl import Systemd
-    from dflash_deploy.engine.sglang.flags import FlagTable
+    from dflash_deploy.deploy.timer import render_timer_units
 
     manager = _manager(system)
     if run_as is not None and not system:
         raise DeployError(
             "a service of your own manager runs as you",
             fix="leave out --run-as or --user",
+            exit_code=ExitCode.USAGE,
+        )
+    if (router or router_python) and gpus is None:
+        raise DeployError(
+            "--router stands in front of several engines, and there is one",
+            fix="name the cards with --gpus 0,1",
             exit_code=ExitCode.USAGE,
         )
     if source is not None:
@@ -111,34 +148,32 @@ def install(
             fix="tune on the real card, or add --allow-simulated",
             exit_code=ExitCode.USAGE,
         )
-    interpreter = chosen.python(python)
-    seal = seal_of(interpreter)
-    # A flag is spelled as the SGLang that is installed wants it.
-    spec = configurations.unit_spec(
-        chosen,
-        python=interpreter,
-        manager=manager,
-        user=run_as,
-        name=name,
-        table=FlagTable.for_version(seal.version),
-        seal=seal,
+    wanted = installation.Wanted(
+        chosen, chosen.python(python), manager, run_as, name, Systemd(manager).version(), gpus
     )
-    made = Recipe(chosen, replace(spec, systemd_version=Systemd(manager).version() or spec.systemd_version))
-    service = _service(spec.service, manager)
-    if seal.version != chosen.engine_version:
-        _tell(
-            f"note: {chosen.source} is for SGLang {chosen.engine_version}, and {interpreter} has "
-            f"{seal.version}: tune again to know what it does there"
-        )
+    steps = installation.engines(wanted, behind=router, tell=_tell)
+    if router:
+        steps.append(installation.router(wanted, steps, router_python, dry_run=dry_run, tell=_tell))
+    for one in installation.left_over(wanted, steps):
+        _tell(f"note: {one} stays as it is; to take it away: dflash-deploy service uninstall {one}")
+    units = render_timer_units(manager=manager) if timer else None
     if dry_run:
-        number = service.store.next_number()
-        _generation, unit, _evidence = made.make(number)
-        _show_install(service, number, unit, start=start)
+        for step in steps:
+            service = _service(step.service, manager)
+            number = service.store.next_number()
+            _generation, unit, _evidence = step.make(number)
+            _show_install(service, number, unit, start=start, watch=timer)
         return
     Systemd(manager).require()
     if manager == "user" and not _lingers():
         _tell("note: it runs while you are logged in; to have it from boot on: loginctl enable-linger")
-    _report(services.install(service, made.make, start=start), service, json=json)
+    root_of(manager).mkdir(parents=True, exist_ok=True)
+    done = installation.install(
+        steps,
+        lambda one: _service(one, manager),
+        lambda service, make: services.install(service, make, start=start, watch=units),
+    )
+    _report(done, json=json)
 
 
 @app.command("list")
@@ -210,11 +245,11 @@ def start(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json
     """Start a service and wait until its model answers."""
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system), asked=not dry_run)
+    found = _existing(name, _manager(system), asked=not dry_run)
     if dry_run:
-        _would(service, "start it, and wait until the model answers")
+        _would(found, "start it, and wait until the model answers")
         return
-    _report(services.start(service), service, json=json)
+    _report([(service, services.start(service)) for service in found], json=json)
 
 
 @app.command("stop")
@@ -222,31 +257,38 @@ def stop(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json:
     """Stop a service, and see that its processes, its port and its memory are gone."""
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system), asked=not dry_run)
+    found = _existing(name, _manager(system), asked=not dry_run)[::-1]
     if dry_run:
-        _would(service, "stop it, and see that its processes, port and memory are gone")
+        _would(found, "stop it, and see that its processes, port and memory are gone")
         return
-    left = services.stop(service)
+    stopped = [(service, services.stop(service)) for service in found]
     if json:
-        from json import dumps
-
-        typer.echo(dumps({"schema_version": 1, "service": name, "stopped": not left, "left": left}))
+        _print_json(
+            [
+                {"service": service.store.service, "stopped": not left, "left": left}
+                for service, left in stopped
+            ]
+        )
     else:
-        typer.echo("\n".join(left) if left else f"{service.unit} is stopped; nothing of it is left")
-    if left:
+        for service, left in stopped:
+            typer.echo("\n".join(left) if left else f"{service.unit} is stopped; nothing of it is left")
+    if any(left for _service_, left in stopped):
         raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command("restart")
 def restart(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json: _Json = False) -> None:
-    """Stop a service, see that all is free, start it, and wait until its model answers."""
+    """Stop a service, see that all is free, start it, and wait until its model answers.
+
+    The engines of several cards are restarted one after the other.
+    """
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system), asked=not dry_run)
+    found = _existing(name, _manager(system), asked=not dry_run)
     if dry_run:
-        _would(service, "stop it", "start it, and wait until the model answers")
+        _would(found, "stop it", "start it, and wait until the model answers")
         return
-    _report(services.restart(service), service, json=json)
+    _report([(service, services.restart(service)) for service in found], json=json)
 
 
 @app.command("rollback")
@@ -264,34 +306,47 @@ def rollback(
     """Go back to another generation; it is started and asked, as when it was installed."""
     from dflash_deploy.deploy import service as services
 
-    service = _existing(name, _manager(system), asked=not dry_run)
+    (service, *others) = _existing(name, _manager(system), asked=not dry_run)
+    if others:
+        raise DeployError(
+            f"{name} is several services, each with generations of its own",
+            fix=f"name one: {', '.join(one.store.service for one in (service, *others))}",
+            exit_code=ExitCode.USAGE,
+        )
     if dry_run:
         target = services.rollback_target(service.store, number)
-        _show_install(service, target, service.store.unit_text(target), start=True)
+        _show_install(service, target, service.store.unit_text(target), start=True, watch=False)
         return
-    _report(services.rollback(service, number), service, json=json)
+    _report([(service, services.rollback(service, number))], json=json)
 
 
 @app.command("uninstall")
 def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) -> None:
-    """Stop a service and take away its unit and all its generations.
+    """Stop a service and take away its unit, its timer and all its generations.
 
     What it fetched and compiled (its cache) stays, and is named; models and environments are never touched.
     """
     from dflash_deploy.deploy import service as services
+    from dflash_deploy.deploy.timer import timer_of
 
-    service = _existing(name, _manager(system), asked=not dry_run)
-    if dry_run:
-        _would(service, "stop it", f"remove {service.unit_path}", f"remove {service.store.folder}")
-        return
-    services.uninstall(service)
-    typer.echo(f"{service.unit} is taken away: {service.unit_path} and {service.store.folder} are gone")
-    cache = Path("/var/cache") / service.unit.removesuffix(".service")
-    if system and cache.exists():
-        typer.echo(
-            f"kept: {cache} (fetched models, compiled kernels)\n"
-            f"  to remove it: rm -rf {cache.resolve()} {cache}"
-        )
+    for service in _existing(name, _manager(system), asked=not dry_run)[::-1]:
+        own, folder = service.store.service, service.store.folder
+        if dry_run:
+            _would(
+                [service],
+                f"stop it and {timer_of(own)}",
+                f"remove {service.unit_path}",
+                f"remove {folder}",
+            )
+            continue
+        services.uninstall(service)
+        typer.echo(f"{service.unit} is taken away: {service.unit_path}, {folder} and its timer are gone")
+        cache = Path("/var/cache") / service.unit.removesuffix(".service")
+        if system and cache.exists():
+            typer.echo(
+                f"kept: {cache} (fetched models, compiled kernels)\n"
+                f"  to remove it: rm -rf {cache.resolve()} {cache}"
+            )
 
 
 def _manager(system: bool) -> Manager:
@@ -326,13 +381,19 @@ def _store(name: str, manager: Manager) -> Store:
     return Store(folder, name)
 
 
-def _existing(name: str, manager: Manager, *, asked: bool) -> Service:
+def _existing(name: str, manager: Manager, *, asked: bool) -> list[Service]:
+    """The service of that name, or those of several cards that were installed under it."""
+    from dflash_deploy.deploy.fleet import members
+    from dflash_deploy.deploy.generations import root_of
     from dflash_deploy.deploy.systemctl import Systemd
 
-    _store(name, manager)
+    root = root_of(manager)
+    names = () if (root / name).is_dir() else members(root, name)
+    if not names:
+        _store(name, manager)
     if asked:
         Systemd(manager).require()
-    return _service(name, manager)
+    return [_service(one, manager) for one in names or (name,)]
 
 
 def _service(name: str, manager: Manager) -> Service:
@@ -340,6 +401,7 @@ def _service(name: str, manager: Manager) -> Service:
     from dataclasses import replace
 
     from dflash_deploy.deploy import canary
+    from dflash_deploy.deploy import notify as notifying
     from dflash_deploy.deploy import service as services
     from dflash_deploy.deploy.generations import Store, root_of
     from dflash_deploy.deploy.systemctl import Systemd
@@ -356,12 +418,20 @@ def _service(name: str, manager: Manager) -> Service:
             vram_expected_mib=generation.vram_expected_mib,
             processes=lambda: services.processes(systemd, store.unit_name),
         )
-        learnt = None if found.problem or generation.simulated else _learnt(generation)
+        plain = generation.role == "engine" and not generation.simulated
+        learnt = _learnt(generation) if plain and not found.problem else None
         return found if learnt is None else replace(found, seen=(*found.seen, learnt))
+
+    def told(event: Event, why: str) -> None:
+        current = store.current()
+        notify = store.generation(current).notify if current is not None else None
+        if notify is not None:
+            for problem in notifying.send(notify, notifying.message(event, name, why)):
+                _tell(f"note: nobody was told: {problem}")
 
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     unit_dir = Path("/etc/systemd/system") if manager == "system" else config / "systemd" / "user"
-    return services.Service(store, systemd, unit_dir, check, _tell)
+    return services.Service(store, systemd, unit_dir, check, _tell, told)
 
 
 def _learnt(generation: Generation) -> str | None:
@@ -378,8 +448,9 @@ def _learnt(generation: Generation) -> str | None:
     return f"plan: corrected by its log ({', '.join(found.calibrated.learnt).replace('_', ' ')})"
 
 
-def _show_install(service: Service, number: int, unit: str, *, start: bool) -> None:
+def _show_install(service: Service, number: int, unit: str, *, start: bool, watch: bool) -> None:
     from dflash_deploy.deploy.change import change_of
+    from dflash_deploy.deploy.timer import timer_of
 
     _tell(f"would write generation {number} to {service.store.folder}, and change {service.unit_path}:")
     if service.unit_dir.is_dir():
@@ -387,38 +458,55 @@ def _show_install(service: Service, number: int, unit: str, *, start: bool) -> N
     else:
         typer.echo(unit.encode(), nl=False)
     _tell("would then read units again and enable it" + (", start it, and ask it" if start else ""))
+    if watch:
+        _tell(f"would then enable and start {timer_of(service.store.service)}, which checks it each minute")
 
 
-def _would(service: Service, *steps: str) -> None:
-    for step in steps:
-        typer.echo(f"{service.unit}: would {step}")
+def _would(found: Sequence[Service], *steps: str) -> None:
+    for service in found:
+        for step in steps:
+            typer.echo(f"{service.unit}: would {step}")
 
 
-def _report(changed: Changed, service: Service, *, json: bool) -> None:
+def _report(done: Sequence[tuple[Service, Changed]], *, json: bool) -> None:
     if json:
-        from json import dumps
+        _print_json([_as_json(service, changed) for service, changed in done])
+    else:
+        for service, changed in done:
+            _say(service, changed)
+    if any(changed.problem is not None for _service_, changed in done):
+        raise typer.Exit(ExitCode.FAILED)
 
-        content = {
-            "schema_version": 1,
-            "service": service.store.service,
-            "unit": service.unit,
-            "generation": changed.generation,
-            "ok": changed.problem is None,
-            "problem": changed.problem,
-            "outage_s": changed.outage_s,
-        }
-        typer.echo(dumps(content, indent=2))
-    elif changed.problem is None:
+
+def _print_json(services: list[dict[str, object]]) -> None:
+    """One service as it is, several in a list."""
+    from json import dumps
+
+    content = services[0] if len(services) == 1 else {"services": services}
+    typer.echo(dumps({"schema_version": 1, **content}, indent=2))
+
+
+def _as_json(service: Service, changed: Changed) -> dict[str, object]:
+    return {
+        "service": service.store.service,
+        "unit": service.unit,
+        "generation": changed.generation,
+        "ok": changed.problem is None,
+        "problem": changed.problem,
+        "outage_s": changed.outage_s,
+    }
+
+
+def _say(service: Service, changed: Changed) -> None:
+    if changed.problem is None:
         took = f" after {changed.outage_s:.0f} s (measured)" if changed.outage_s is not None else ""
         typer.echo(f"{service.unit}: generation {changed.generation}{took}")
-    else:
-        now = f"generation {changed.generation}" if changed.generation else "no generation"
-        typer.echo(f"error: {_safe(changed.problem)}", err=True)
-        away = f", nothing was served for {changed.outage_s:.0f} s (measured)" if changed.outage_s else ""
-        typer.echo(f"{service.unit}: {now} is current{away}", err=True)
-        typer.echo(f"  fix: dflash-deploy diagnose --unit {service.unit}", err=True)
-    if changed.problem is not None:
-        raise typer.Exit(ExitCode.FAILED)
+        return
+    now = f"generation {changed.generation}" if changed.generation else "no generation"
+    typer.echo(f"error: {_safe(changed.problem)}", err=True)
+    away = f", nothing was served for {changed.outage_s:.0f} s (measured)" if changed.outage_s else ""
+    typer.echo(f"{service.unit}: {now} is current{away}", err=True)
+    typer.echo(f"  fix: dflash-deploy diagnose --unit {service.unit}", err=True)
 
 
 def _summary(store: Store, manager: Manager) -> dict[str, object]:

@@ -13,7 +13,6 @@ Nothing here talks to systemd; ``service`` does.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -25,14 +24,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
+import psutil
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_deploy import paths
+from dflash_deploy.deploy.lock import exclusive
 from dflash_deploy.deploy.unit import UNIT_PREFIX
 from dflash_deploy.deploy.versions import Versions
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
-from dflash_deploy.profile.schema import FlagSetting
+from dflash_deploy.profile.schema import FlagSetting, Notify
 
 SYSTEM_ROOT = Path("/var/lib/dflash-deploy/services")
 _LARGEST_BYTES = 8 << 20
@@ -56,6 +57,8 @@ class Generation(_Record):
         argv: the engine's whole command.
         health_host: address that the engine is reached at from this machine.
         vram_expected_mib: what the card held at most when the configuration was measured.
+        role: an engine, or a router in front of engines.
+        notify: who is told when its state changes.
         unit_sha256: of the unit's text.
     """
 
@@ -77,6 +80,8 @@ class Generation(_Record):
     api_key_file: str | None = None
     versions: Versions
     vram_expected_mib: int | None = None
+    role: Literal["engine", "router"] = "engine"
+    notify: Notify | None = None
     unit_sha256: str
 
     @property
@@ -110,6 +115,11 @@ class PendingChange(_Record):
     after: int | None
     running: bool
     process: int
+
+    @property
+    def words(self) -> str:
+        """What is done, for people."""
+        return self.operation if self.after is None else f"{self.operation} of generation {self.after}"
 
 
 _R = TypeVar("_R", bound=_Record)
@@ -231,6 +241,17 @@ class Store:
         path = self.folder / "change.json"
         return _read(path, PendingChange) if path.exists() else None
 
+    def under_way(self) -> PendingChange | None:
+        """A change that a command works on right now; None also where one was cut short."""
+        try:
+            change = self.pending()
+            written_s = (self.folder / "change.json").stat().st_mtime
+            # The number may have been given to another process since.
+            same = change is not None and psutil.Process(change.process).create_time() <= written_s + 1
+        except (DeployError, OSError, psutil.Error):
+            return None
+        return change if same else None
+
     def end(self, event: Event) -> None:
         """The change has come to its end, one way or the other."""
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
@@ -308,23 +329,18 @@ def locked(store: Store, *, make: bool) -> Iterator[None]:
             fix="run the command with sudo, or give --user for a service of your own",
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeployError(
-                f"another command works on service {store.service}",
-                fix="wait until it has ended",
-                exit_code=ExitCode.UNAVAILABLE,
-            ) from None
+    busy = DeployError(
+        f"another command works on service {store.service}",
+        fix="wait until it has ended",
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+    with exclusive(descriptor, busy=busy):
         # Taken away between being opened and being locked.
         if not os.path.isdir(store.folder) or not os.path.samestat(  # noqa: PTH112
             os.fstat(descriptor), store.folder.stat()
         ):
             raise no_service(store.service)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def no_service(name: str) -> DeployError:

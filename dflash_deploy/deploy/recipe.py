@@ -48,6 +48,7 @@ class Recipe:
             api_key_file=spec.api_key_file,
             versions=self._versions(),
             vram_expected_mib=chosen.vram_expected_mib,
+            notify=chosen.profile.service.notify,
             unit_sha256=sha256(unit.encode()).hexdigest(),
         )
         evidence = chosen.trial.model_dump_json(indent=2) + "\n" if chosen.trial else None

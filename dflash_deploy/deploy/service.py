@@ -1,8 +1,8 @@
 """Changing a service from one generation to another, and back by itself when the new one does not serve.
 
 The order of every change: say what is about to be done (``change.json``), stop, switch the link, write the
-unit, start, ask; then say what came of it. Whatever is cut short in between, the next command finds the
-record and goes back to the generation before (or ends the taking away).
+unit, start, ask, have a timer check it; then say what came of it. Whatever is cut short in between, the next
+command finds the record and goes back to the generation before (or ends the taking away).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import psutil
 
-from dflash_deploy.deploy import canary
+from dflash_deploy.deploy import canary, timer
 from dflash_deploy.deploy.generations import (
     Generation,
     Operation,
@@ -28,7 +28,7 @@ from dflash_deploy.deploy.generations import (
     locked,
     no_service,
 )
-from dflash_deploy.deploy.unit import UNIT_PREFIX
+from dflash_deploy.deploy.notify import Event
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
@@ -43,6 +43,8 @@ Tell = Callable[[str], None]
 class Manager(Protocol):
     """What is asked of systemd (``systemctl.Systemd``)."""
 
+    @property
+    def manager(self) -> Literal["system", "user"]: ...  # noqa: D102
     def reload(self) -> None: ...  # noqa: D102
     def start(self, unit: str) -> bool: ...  # noqa: D102
     def stop(self, unit: str) -> None: ...  # noqa: D102
@@ -63,6 +65,7 @@ class Service:
     Attributes:
         check: asks a generation that runs whether it serves.
         tell: told what is done, a line at a time.
+        notify: told when the service was rolled back because another generation did not serve.
     """
 
     store: Store
@@ -70,6 +73,7 @@ class Service:
     unit_dir: Path
     check: Check
     tell: Tell
+    notify: Callable[[Event, str], None] = lambda _event, _why: None
 
     @property
     def unit(self) -> str:
@@ -103,7 +107,11 @@ class Changed:
 
 
 def install(
-    service: Service, make: Callable[[int], tuple[Generation, str, str | None]], *, start: bool
+    service: Service,
+    make: Callable[[int], tuple[Generation, str, str | None]],
+    *,
+    start: bool,
+    watch: Mapping[str, str] | None = None,
 ) -> Changed:
     """Write a generation and change to it.
 
@@ -111,6 +119,7 @@ def install(
         service: the service.
         make: gives the generation of a number, its unit and its evidence.
         start: start it, ask it, and go back when it does not serve; else what runs is left alone.
+        watch: the units of the timer that checks it from then on, by file name; None for no such timer.
 
     Raises:
         DeployError: the generation could not be made or written; nothing was changed.
@@ -130,7 +139,7 @@ def install(
                 _remove_empty(store.folder.parent)
             raise
         service.tell(f"generation {number} is written: {store.folder / 'generations' / f'{number:04d}'}")
-        return _change(service, "install", number, start=start)
+        return _change(service, "install", number, start=start, then=lambda: _watch(service, watch))
 
 
 def rollback(service: Service, number: int | None) -> Changed:
@@ -240,14 +249,21 @@ def mend(service: Service) -> None:
         _take_away(service)
         raise no_service(store.service)
     service.tell(
-        f"{pending.operation} of generation {pending.after} was cut short: going back to "
+        f"{pending.words} was cut short: going back to "
         + (f"generation {pending.before}" if pending.before else "no generation")
     )
     _go_back(service, pending, "it was cut short")
     store.sweep()
 
 
-def _change(service: Service, operation: Operation, after: int, *, start: bool) -> Changed:
+def _change(
+    service: Service,
+    operation: Operation,
+    after: int,
+    *,
+    start: bool,
+    then: Callable[[], None] = lambda: None,
+) -> Changed:
     store = service.store
     before, running = store.current(), service.running
     pending = _pending(operation, before, after, running=running)
@@ -255,6 +271,8 @@ def _change(service: Service, operation: Operation, after: int, *, start: bool) 
     began = time.monotonic()
     try:
         problem = _bring_up(service, after) if start else _put(service, after)
+        if problem is None:
+            then()
     except KeyboardInterrupt:
         _go_back(service, pending, "it was interrupted")
         raise
@@ -268,6 +286,8 @@ def _change(service: Service, operation: Operation, after: int, *, start: bool) 
     worse = _go_back(service, pending, problem)
     if worse is not None:
         problem = f"{problem}\nand generation {before} does not serve either: {worse}"
+    if before is not None:
+        service.notify("rolled back", f"generation {after} does not serve, back to {before}: {problem}")
     return Changed(before, problem, time.monotonic() - began if running else None)
 
 
@@ -298,6 +318,7 @@ def _go_back(service: Service, pending: PendingChange, why: str) -> str | None:
     store, problem = service.store, None
     service.systemd.stop(service.unit)
     if pending.before is None:
+        _unwatch(service)
         _remove_unit(service)
         store.switch(None)
     else:
@@ -310,13 +331,36 @@ def _go_back(service: Service, pending: PendingChange, why: str) -> str | None:
 
 def _take_away(service: Service) -> None:
     # The check that may start it again goes first.
-    timer = f"{UNIT_PREFIX}health@{service.store.service}.timer"
-    service.systemd.stop(timer)
-    service.systemd.disable(timer)
+    _unwatch(service)
     service.systemd.stop(service.unit)
     _remove_unit(service)
+    for path in timer.remembered(service.systemd.manager, service.store.service):
+        path.unlink(missing_ok=True)
     service.store.remove()
     _remove_empty(service.store.folder.parent)
+
+
+def _watch(service: Service, units: Mapping[str, str] | None) -> None:
+    """Have a timer check it from now on, or none."""
+    if units is None:
+        _unwatch(service)
+        return
+    for path in timer.place(units, service.unit_dir):
+        service.tell(f"{path} was another one: it is kept as {path.name}.previous")
+    service.systemd.reload()
+    name = timer.timer_of(service.store.service)
+    service.systemd.enable(name)
+    if not service.systemd.start(name):
+        raise DeployError(f"{name} could not be started", fix="install it with --no-timer")
+    service.tell(f"{name} checks it from now on")
+
+
+def _unwatch(service: Service) -> None:
+    name = timer.timer_of(service.store.service)
+    service.systemd.stop(name)
+    service.systemd.disable(name)
+    for path in timer.unneeded(service.unit_dir):
+        path.unlink()
 
 
 def _remove_unit(service: Service) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +26,7 @@ class Systemd:
 
     def version(self) -> int | None:
         """Its version, None where it does not say."""
-        found = re.match(rb"systemd (\d+)", self._run(["--version"], _ASK_S).stdout)
+        found = re.match(rb"systemd (\d+)", self.run(["--version"], _ASK_S).stdout)
         return int(found[1]) if found else None
 
     def require(self) -> None:
@@ -34,7 +35,7 @@ class Systemd:
         Raises:
             DeployError: it cannot.
         """
-        done = self._run(["show", "--property=Version"], _ASK_S)
+        done = self.run(["show", "--property=Version"], _ASK_S)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
             mine = self.manager == "user"
@@ -56,8 +57,8 @@ class Systemd:
 
     def start(self, unit: str) -> bool:
         """Start, and wait until it answers or has failed; a count of failed starts begins anew."""
-        self._run(["reset-failed", unit], _ASK_S)
-        return self._run(["start", unit], _CHANGE_S).returncode == 0
+        self.run(["reset-failed", unit], _ASK_S)
+        return self.run(["start", unit], _CHANGE_S).returncode == 0
 
     def stop(self, unit: str) -> None:
         """Stop, and wait until nothing of it runs.
@@ -67,7 +68,7 @@ class Systemd:
         """
         if self.known(unit):
             self._must(["stop", unit], _CHANGE_S)
-            self._run(["reset-failed", unit], _ASK_S)
+            self.run(["reset-failed", unit], _ASK_S)
 
     def enable(self, unit: str) -> None:
         """Have it started at boot (a user's: at login).
@@ -79,7 +80,7 @@ class Systemd:
 
     def disable(self, unit: str) -> None:
         """Have it not started at boot; no matter where it is not there."""
-        self._run(["disable", "--quiet", unit], _ASK_S)
+        self.run(["disable", "--quiet", unit], _ASK_S)
 
     def known(self, unit: str) -> bool:
         """It is loaded, by its file or because it runs."""
@@ -91,7 +92,7 @@ class Systemd:
 
     def property(self, unit: str, name: str) -> str:
         """One property, empty where there is none."""
-        done = self._run(["show", f"--property={name}", "--value", unit], _ASK_S)
+        done = self.run(["show", f"--property={name}", "--value", unit], _ASK_S)
         return done.stdout.decode(errors="replace").strip()
 
     def last_lines(self, unit: str) -> str:
@@ -123,7 +124,7 @@ class Systemd:
         return "\n".join(kept[-_MOST_LINES:])
 
     def _must(self, arguments: list[str], limit_s: float) -> None:
-        done = self._run(arguments, limit_s)
+        done = self.run(arguments, limit_s)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
             raise DeployError(
@@ -132,7 +133,12 @@ class Systemd:
                 exit_code=ExitCode.UNAVAILABLE,
             )
 
-    def _run(self, arguments: list[str], limit_s: float) -> subprocess.CompletedProcess[bytes]:
+    def run(self, arguments: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[bytes]:
+        """Call systemctl, whatever comes of it.
+
+        Raises:
+            DeployError: there is none, or it does not answer.
+        """
         if not shutil.which("systemctl"):
             raise DeployError(
                 "there is no systemctl here: services are run by systemd",

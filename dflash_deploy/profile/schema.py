@@ -237,6 +237,30 @@ class Measure(_Part):
     check_output: bool = True
 
 
+class Notify(_Part):
+    """Who is told when the service goes down, is restarted, rolled back, or serves again.
+
+    ``command`` is a program from the root with its arguments; the message stands on its input, as JSON.
+    ``url`` gets the same JSON by POST; an address that is a secret itself stands in ``url_file``, a 0600 file
+    with that one line. The same kind of message is not sent again within ``every_s`` seconds.
+    """
+
+    command: Annotated[list[Line], Field(min_length=1, max_length=50)] | None = None
+    url: Annotated[str, _like(r"https?://[!-~]{1,2000}", "an address, http(s)://...")] | None = None
+    url_file: AbsolutePath | None = None
+    every_s: float = Field(default=300.0, ge=0, le=86_400)
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Notify:
+        if self.command is None and self.url is None and self.url_file is None:
+            raise ValueError("give command, url or url_file")
+        if self.url is not None and self.url_file is not None:
+            raise ValueError("give url or url_file, not both")
+        if self.command is not None and not self.command[0].startswith("/"):
+            raise ValueError(f"command: expected a program from the root (/...), found {self.command[0]!r}")
+        return self
+
+
 class Service(_Part):
     """The service that comes out at the end.
 
@@ -249,6 +273,7 @@ class Service(_Part):
     port: int = Field(default=30000, ge=1, le=65535)
     api_key_file: AbsolutePath | None = None
     user: Annotated[str, _like(r"[a-z_][a-z0-9_-]{0,31}", "a user's name")] | None = None
+    notify: Notify | None = None
 
 
 class Profile(_Part):

@@ -151,6 +151,24 @@ def install(folder: Path, pin: EnginePin, constraints: Path | None, job: Job) ->
     Raises:
         DeployError: it cannot be had; the message ends with what the installer said last.
     """
+    options: list[str] = []
+    for url in pin.extra_index_urls:
+        options += ["--extra-index-url", url]
+    for link in pin.find_links:
+        options += ["--find-links", link if "://" in link else str(whole_path(link))]
+    if constraints is not None:
+        options += ["--constraint", str(constraints)]
+    install_packages(folder, pin.requirements(), job, options=options)
+
+
+def install_packages(
+    folder: Path, requirements: Sequence[str], job: Job, *, options: Sequence[str] = ()
+) -> None:
+    """Install these packages, with options that uv and pip both know.
+
+    Raises:
+        DeployError: as above.
+    """
     python = folder / "bin" / "python"
     if job.installer.uv is not None:
         # uv's own choice is to link files from its cache: whoever then edits one in place, changes the cache
@@ -160,13 +178,7 @@ def install(folder: Path, pin: EnginePin, constraints: Path | None, job: Job) ->
     else:
         command = [str(python), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
         command.append("--disable-pip-version-check")
-    for url in pin.extra_index_urls:
-        command += ["--extra-index-url", url]
-    for link in pin.find_links:
-        command += ["--find-links", link if "://" in link else str(whole_path(link))]
-    if constraints is not None:
-        command += ["--constraint", str(constraints)]
-    _run([*command, *pin.requirements()], job)
+    _run([*command, *options, *requirements], job)
 
 
 def _run(command: Sequence[str], job: Job) -> None:

@@ -15,6 +15,7 @@ from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular
 from dflash_deploy.server.processes import alive, boot_id, pid_namespace
 from dflash_deploy.server.records import read_records
+from dflash_deploy.watch.recorded import installed
 from dflash_deploy.watch.units import UnitState
 
 _COMMAND_LIMIT_BYTES = 1 << 20
@@ -48,8 +49,8 @@ class Place:
 
 
 def unit_places(units: Sequence[UnitState]) -> list[Place]:
-    """A place for each unit; the command line of its process says where it listens."""
-    return [Place("unit", unit.service, _listens_at(unit.main_pid), unit.main_pid, unit) for unit in units]
+    """A place for each unit; the command line of its process says where it listens, else its generation."""
+    return [Place("unit", unit.service, _listens_at(unit), unit.main_pid, unit) for unit in units]
 
 
 def record_places() -> list[Place]:
@@ -141,15 +142,19 @@ def checked_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def _listens_at(pid: int | None) -> str | None:
-    if pid is None:
+def _listens_at(unit: UnitState) -> str | None:
+    if unit.main_pid is None:
         return None
     try:
-        with Path(f"/proc/{pid}/cmdline").open("rb") as file:
+        with Path(f"/proc/{unit.main_pid}/cmdline").open("rb") as file:
             words = file.read(_COMMAND_LIMIT_BYTES).decode(errors="replace").split("\0")
     except OSError:
         return None
-    port = _option(words, "--port") or "30000"
+    port = _option(words, "--port")
+    # A router puts a title in the place of its command.
+    if port is None and (known := installed(unit)) is not None:
+        return address(known.health_host, known.port)
+    port = port or "30000"
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         return None
     return address(_option(words, "--host") or "127.0.0.1", int(port))

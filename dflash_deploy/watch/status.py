@@ -24,6 +24,7 @@ from dflash_deploy.watch.journal import unit_log
 from dflash_deploy.watch.memory import Part, split
 from dflash_deploy.watch.places import Place
 from dflash_deploy.watch.recorded import Recorded, recorded
+from dflash_deploy.watch.units import UnitState
 
 Health = Literal["healthy", "starting", "unhealthy", "stopped"]
 """healthy: it answered its health check, for which it generates a token. starting: systemd waits for it.
@@ -217,8 +218,20 @@ def _logged_boot(unit: str, pid: int) -> BootRecord | None:  # noqa: ARG001 - an
 
 def _from_generation(server: ServerStatus) -> ServerStatus:
     """Add what is recorded of the generation that the unit was installed from."""
-    known = recorded(server.place.unit) if server.place.unit else None
-    return server if known is None else replace(server, recorded=known)
+    unit = server.place.unit
+    known = recorded(unit) if unit else None
+    if known is None or unit is None:
+        return server
+    again = f"dflash-deploy tune, then dflash-deploy service install{_user(unit)} --name {unit.service}"
+    stale = tuple(Warned(f"generation {known.generation} is stale: {why}", again) for why in known.stale)
+    if known.router and server.health == "healthy":
+        # It tells of the engines behind it, and nothing of itself.
+        server = replace(server, problem=None, fix=None)
+    return replace(server, recorded=known, warnings=(*server.warnings, *stale))
+
+
+def _user(unit: UnitState) -> str:
+    return " --user" if unit.manager == "user" else ""
 
 
 def _warnings(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dflash_deploy.deploy.systemctl import Systemd
 from dflash_deploy.deploy.unit import UNIT_PREFIX
+from dflash_deploy.errors import DeployError
 
 _PATTERN = "dflash-sglang*.service"
 _SHOWN = "Id,LoadState,ActiveState,SubState,Result,MainPID,NRestarts,UnitFileState"
@@ -75,15 +76,12 @@ def restart(unit: UnitState) -> str | None:
     now = next((one for one in _of_manager(unit.manager) if one.name == unit.name), None)
     if now is None or now.active != "active" or now.main_pid != unit.main_pid:
         return "it is not the process any more that was looked at"
-    command = ["systemctl", f"--{unit.manager}", "--no-block", "restart", unit.name]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{' '.join(command)}: {error}"
+        done = Systemd(unit.manager).run(["--no-block", "restart", unit.name], limit_s=_ASK_S)
+    except DeployError as error:
+        return error.message
     if done.returncode:
-        return f"{' '.join(command)}: {done.stderr.decode(errors='replace').strip()[:500]}"
+        return f"systemctl restart: {done.stderr.decode(errors='replace').strip()[:500]}"
     return None
 
 
@@ -126,16 +124,10 @@ def _of_manager(manager: Literal["system", "user"]) -> tuple[UnitState, ...]:
     return tuple(unit for block in blocks if (unit := read_unit(block, manager)) is not None)
 
 
-def _systemctl(manager: str, *arguments: str) -> str:
+def _systemctl(manager: Literal["system", "user"], *arguments: str) -> str:
     try:
-        done = subprocess.run(
-            ["systemctl", f"--{manager}", "--no-pager", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ASK_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = Systemd(manager).run(arguments, limit_s=_ASK_S)
+    except DeployError:
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 

@@ -95,7 +95,8 @@ def _server_section(server: ServerStatus) -> Section:
             )
         )
     if server.recorded is not None:
-        rows.append(("generation", str(server.recorded.generation)))
+        router = ", the router in front of the engines" if server.recorded.router else ""
+        rows.append(("generation", f"{server.recorded.generation}{router}"))
     if server.uptime_s is not None:
         rows.append(("up for", _duration(server.uptime_s)))
     if server.model or server.version:
@@ -105,7 +106,7 @@ def _server_section(server: ServerStatus) -> Section:
         rows.append(("limits", _limits(server.limits)))
     if server.load is not None:
         rows.append(("load", f"{_load(server.load)} ({kind})"))
-    elif server.health == "healthy":
+    elif server.health == "healthy" and not (server.recorded and server.recorded.router):
         rows.append(("load", "unknown: its metrics are off (--enable-metrics)"))
     rows += [("VRAM", f"{_vram(vram)} ({kind})") for vram in server.vram]
     if server.memory:

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,10 +21,14 @@ from dflash_deploy.deploy import generations, service
 from dflash_deploy.deploy.canary import Canary
 from dflash_deploy.deploy.generations import Generation, Store
 from dflash_deploy.deploy.service import Service
+from dflash_deploy.deploy.timer import timer_of
 from dflash_deploy.deploy.versions import Versions
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import write_atomic
+from dflash_deploy.paths import state_dir
 
 _UNIT = "[Service]\nExecStart=/bin/serve {}\n"
+_TIMER = {"dflash-sglang-health@.service": "[Service]\n", "dflash-sglang-health@.timer": "[Timer]\n"}
 
 
 class Machine:
@@ -29,10 +37,12 @@ class Machine:
     What runs is the unit's text of the moment it was started. ``steps`` counts down to the process's death.
     """
 
+    manager: Literal["user"] = "user"
+
     def __init__(self, folder: Path) -> None:
         self.units, self.state = folder / "units", folder / "state.json"
         self.units.mkdir()
-        self._write({"running": None, "loaded": None, "enabled": False})
+        self._write({"running": {}, "loaded": {}})
         self.steps = -1
         self.bad: set[str] = set()
 
@@ -41,11 +51,11 @@ class Machine:
             os.kill(os.getpid(), signal.SIGKILL)
         self.steps -= 1
 
-    def read(self) -> dict[str, object]:
-        content: dict[str, object] = json.loads(self.state.read_text())
+    def read(self) -> dict[str, dict[str, str]]:
+        content: dict[str, dict[str, str]] = json.loads(self.state.read_text())
         return content
 
-    def _write(self, state: dict[str, object]) -> None:
+    def _write(self, state: Mapping[str, object]) -> None:
         self.state.write_text(json.dumps(state))
 
     def _told(self, **state: object) -> None:
@@ -53,31 +63,40 @@ class Machine:
         self._write({**self.read(), **state})
         self.step()
 
-    def _text(self, unit: str) -> str | None:
-        path = self.units / unit
-        return path.read_text() if path.exists() else None
-
     def reload(self) -> None:
-        (unit,) = [path.name for path in self.units.glob("*.service")] or [""]
-        self._told(loaded=self._text(unit) if unit else None)
+        self._told(loaded={path.name: path.read_text() for path in self.units.iterdir() if path.is_file()})
+
+    def running(self, unit: str) -> str | None:
+        return self.read()["running"].get(unit)
+
+    def enabled(self, unit: str) -> bool:
+        return self._wanted(unit).exists()
+
+    def _wanted(self, unit: str) -> Path:
+        return self.units / "some.target.wants" / unit
 
     def start(self, unit: str) -> bool:
-        loaded = self.read()["loaded"]
+        loaded = self.read()["loaded"].get(re.sub("@.*[.]", "@.", unit))
         good = loaded is not None and loaded not in self.bad
-        self._told(running=loaded if good else None)
+        self._told(running={**self.read()["running"], unit: loaded if good else None})
         return good
 
     def stop(self, unit: str) -> None:
-        self._told(running=None)
+        self._told(running={**self.read()["running"], unit: None})
 
     def enable(self, unit: str) -> None:
-        self._told(enabled=True)
+        self.step()
+        self._wanted(unit).parent.mkdir(exist_ok=True)
+        self._wanted(unit).touch()
+        self.step()
 
     def disable(self, unit: str) -> None:
-        self._told(enabled=False)
+        self.step()
+        self._wanted(unit).unlink(missing_ok=True)
+        self.step()
 
     def active(self, unit: str) -> str:
-        return "active" if self.read()["running"] else "inactive"
+        return "active" if self.running(unit) else "inactive"
 
     def property(self, unit: str, name: str) -> str:
         return "exit-code" if name == "Result" else ""
@@ -110,12 +129,21 @@ def make(number: int) -> tuple[Generation, str, str | None]:
 
 def _state(box: Service, machine: Machine) -> tuple[int | None, object, str | None]:
     text = box.unit_path.read_text() if box.unit_path.exists() else None
-    return box.store.current(), machine.read()["running"], text
+    return box.store.current(), machine.running(box.unit), text
 
 
 def _serves(box: Service, machine: Machine, number: int) -> bool:
     text = _UNIT.format(number)
-    return _state(box, machine) == (number, text, text) and machine.read()["enabled"] is True
+    return _state(box, machine) == (number, text, text) and machine.enabled(box.unit)
+
+
+def _watched(box: Service, machine: Machine) -> bool | None:
+    """A timer checks it, or nothing of one is there; None for anything between."""
+    timer = timer_of(box.store.service)
+    files = [(box.unit_dir / name).exists() for name in _TIMER]
+    if all(files) and machine.enabled(timer) and machine.running(timer):
+        return True
+    return None if any(files) or machine.enabled(timer) or machine.running(timer) else False
 
 
 def test_generations_follow_each_other(box: Service, machine: Machine):
@@ -189,7 +217,7 @@ def test_uninstalled_nothing_is_left(box: Service, machine: Machine):
     service.install(box, make, start=True)
     service.uninstall(box)
     assert _state(box, machine) == (None, None, None)
-    assert machine.read()["enabled"] is False
+    assert not machine.enabled(box.unit)
     assert not box.store.folder.parent.parent.exists()
     with pytest.raises(DeployError) as caught:
         service.stop(box)
@@ -236,6 +264,62 @@ def _stepping(name: str, machine: Machine) -> None:
     setattr(Store, name, stepped)
 
 
+def test_a_timer_comes_with_the_service_and_goes_with_it(box: Service, machine: Machine, tmp_path: Path):
+    other = replace(box, store=Store(tmp_path / "root" / "services" / "other", "other"))
+    for one in (box, other):
+        service.install(one, make, start=True, watch=_TIMER)
+    left = box.unit_dir / "dflash-sglang-health@.timer.previous"
+    assert _watched(box, machine) is True
+    assert not left.exists()
+    # An older one, or a person's own, is kept beside what takes its place.
+    service.install(box, make, start=True, watch={**_TIMER, "dflash-sglang-health@.timer": "[Timer]\n#2\n"})
+    assert left.read_text() == "[Timer]\n"
+    # Without a timer: this service's goes, the units that the other one needs stay.
+    service.install(box, make, start=True, watch=None)
+    assert not machine.enabled(timer_of("box"))
+    assert _watched(other, machine) is True
+    remembered = state_dir() / "health" / "other.json"
+    write_atomic(remembered, "{}")
+    service.uninstall(other)
+    assert _watched(other, machine) is False
+    assert not remembered.exists()
+    assert _serves(box, machine, 3)
+
+
+def test_a_rollback_by_itself_is_told_and_a_first_failure_is_not(box: Service, machine: Machine):
+    told: list[tuple[str, str]] = []
+    box = replace(box, notify=lambda event, why: told.append((event, why)))
+    machine.bad |= {_UNIT.format(1), _UNIT.format(3)}
+    service.install(box, make, start=True)
+    assert told == []
+    service.install(box, make, start=True)
+    service.install(box, make, start=True)
+    ((event, why),) = told
+    assert event == "rolled back"
+    assert "generation 3 does not serve, back to 2" in why
+
+
+def test_a_change_is_under_way_while_its_process_lives(box: Service, machine: Machine):
+    service.install(box, make, start=True)
+    assert box.store.under_way() is None
+    child = os.fork()
+    if child == 0:
+        box.store.begin(service._pending("install", 1, 2, running=True))
+        signal.pause()
+        os._exit(0)
+    try:
+        deadline = time.monotonic() + 60
+        while (seen := box.store.under_way()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert seen is not None
+        assert seen.words == "install of generation 2"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert box.store.under_way() is None
+    assert box.store.pending() is not None
+
+
 @pytest.mark.parametrize("operation", ["install", "rollback", "first install", "uninstall"])
 def test_killed_at_any_step_the_next_command_mends(tmp_path: Path, operation: str):
     for steps in range(100):
@@ -245,9 +329,9 @@ def test_killed_at_any_step_the_next_command_mends(tmp_path: Path, operation: st
         store = Store(folder / "root" / "services" / "box", "box")
         box = Service(store, machine, machine.units, lambda _: Canary(None, ()), lambda _: None)
         if operation != "first install":
-            service.install(box, make, start=True)
+            service.install(box, make, start=True, watch=_TIMER)
         if operation == "rollback":
-            service.install(box, make, start=True)
+            service.install(box, make, start=True, watch=_TIMER)
         killed = _killed_after(
             box,
             machine,
@@ -255,7 +339,7 @@ def test_killed_at_any_step_the_next_command_mends(tmp_path: Path, operation: st
             {
                 "rollback": lambda box=box: service.rollback(box, 1),
                 "uninstall": lambda box=box: service.uninstall(box),
-            }.get(operation, lambda box=box: service.install(box, make, start=True)),
+            }.get(operation, lambda box=box: service.install(box, make, start=True, watch=_TIMER)),
         )
         try:
             service.start(box)
@@ -263,12 +347,15 @@ def test_killed_at_any_step_the_next_command_mends(tmp_path: Path, operation: st
             assert error.exit_code is ExitCode.MISSING
         numbers = (1, 2) if operation in ("install", "rollback") else (1,)
         served = any(_serves(box, machine, number) for number in numbers)
-        gone = _state(box, machine) == (None, None, None) and machine.read()["enabled"] is False
+        gone = _state(box, machine) == (None, None, None) and not machine.enabled(box.unit)
         assert served or (gone and operation in ("first install", "uninstall")), steps
+        # A timer may stay over a service that was taken back, never over one that is gone.
+        assert not gone or _watched(box, machine) is False, steps
         if store.folder.exists():
             assert store.pending() is None
             assert not list(store.folder.rglob(".*"))
-            assert service.install(box, make, start=True).problem is None
+            assert service.install(box, make, start=True, watch=_TIMER).problem is None
+            assert _watched(box, machine) is True
         if not killed:
             assert steps > 5
             return

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -18,7 +17,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dflash_deploy import paths
+from dflash_deploy.deploy.lock import exclusive
+from dflash_deploy.deploy.timer import state_folders
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
 from dflash_deploy.server.processes import boot_id
@@ -68,6 +68,29 @@ class Restart(_Record):
     why: Annotated[str, Field(max_length=8000)]
 
 
+class Sent(_Record):
+    """A message that was sent."""
+
+    event: Annotated[str, Field(max_length=40)]
+    at_s: float
+
+
+class Told(_Record):
+    """What people have been told.
+
+    Attributes:
+        down: that it is down, and not yet that it serves again.
+        restarts: how often systemd had started it again by itself at the last check.
+        sent: messages of the last hour.
+        untold: restarts that came too often to be told.
+    """
+
+    down: bool = False
+    restarts: int = 0
+    sent: Annotated[tuple[Sent, ...], Field(max_length=100)] = ()
+    untold: int = 0
+
+
 class State(_Record):
     """What is remembered of a service between checks; times are seconds since the epoch.
 
@@ -82,6 +105,7 @@ class State(_Record):
     boot_id: str = ""
     findings: tuple[Finding, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    told: Told = Told()
 
 
 @dataclass(frozen=True)
@@ -91,11 +115,13 @@ class Decision:
     Attributes:
         restart: do it.
         why: in a sentence, what was decided and from what.
+        enough: enough checks in a row found it dead, whether it is restarted or not.
     """
 
     restart: bool
     why: str
     state: State
+    enough: bool = False
 
 
 def decide(state: State, health: Health, *, active: bool, now_s: float, policy: Policy) -> Decision:
@@ -118,7 +144,9 @@ def decide(state: State, health: Health, *, active: bool, now_s: float, policy: 
     if not active or health.starting or not dead:
         text = "it starts" if health.starting else "systemd does not run it" if not active else "it serves"
         return Decision(
-            False, f"nothing to do: {text}", State(service=state.service, boot_id=boot, restarts=restarts)
+            False,
+            f"nothing to do: {text}",
+            State(service=state.service, boot_id=boot, restarts=restarts, told=state.told),
         )
     why = "; ".join(f"{layer.name}: {layer.text}" for layer in dead)[:2000]
     before = state.findings if state.boot_id == boot else ()
@@ -126,33 +154,31 @@ def decide(state: State, health: Health, *, active: bool, now_s: float, policy: 
         # Checks long apart, or of another process, are not in a row.
         before = ()
     findings = (*before, Finding(at_s=now_s, pid=health.pid, why=why))[-policy.checks :]
-    kept = State(service=state.service, boot_id=boot, findings=findings, restarts=restarts)
+    kept = State(service=state.service, boot_id=boot, findings=findings, restarts=restarts, told=state.told)
     if len(findings) < policy.checks:
         return Decision(False, f"dead in {len(findings)} of {policy.checks} checks in a row: {why}", kept)
     since_s = now_s - restarts[-1].at_s if restarts else None
     if since_s is not None and since_s < policy.cool_down_s:
         wait_s = policy.cool_down_s - since_s
-        return Decision(
-            False, f"dead, but restarted {since_s:.0f} s ago: not again for {wait_s:.0f} s: {why}", kept
-        )
+        told = f"dead, but restarted {since_s:.0f} s ago: not again for {wait_s:.0f} s: {why}"
+        return Decision(False, told, kept, enough=True)
     today = sum(now_s - one.at_s < _DAY_S for one in restarts)
     if today >= policy.most_a_day:
-        return Decision(
-            False, f"dead, but restarted {today} times in 24 hours: a person must look: {why}", kept
-        )
+        told = f"dead, but restarted {today} times in 24 hours: a person must look: {why}"
+        return Decision(False, told, kept, enough=True)
     told = f"{policy.checks} checks in a row found it dead: {why}"
     done = State(
         service=state.service,
         boot_id=boot,
         restarts=(*restarts, Restart(at_s=now_s, why=told))[-_KEPT_RESTARTS:],
+        told=state.told,
     )
-    return Decision(True, told, done)
+    return Decision(True, told, done, enough=True)
 
 
 def state_folder() -> Path:
     """Where the states lie: systemd names the folder of a unit that has one, else the tool's own."""
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    return Path(given) if given.startswith("/") else paths.state_dir() / "health"
+    return list(state_folders("user"))[-1]
 
 
 @contextmanager
@@ -174,18 +200,13 @@ def held(service: str) -> Iterator[Path]:
             fix="run the command as the user who may write it",
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeployError(
-                f"another health check acts on {service} right now",
-                fix="try again when it has ended",
-                exit_code=ExitCode.UNAVAILABLE,
-            ) from None
+    busy = DeployError(
+        f"another health check acts on {service} right now",
+        fix="try again when it has ended",
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+    with exclusive(descriptor, busy=busy):
         yield folder / f"{service}.json"
-    finally:
-        os.close(descriptor)
 
 
 def read(path: Path, service: str) -> State:

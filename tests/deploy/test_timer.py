@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_deploy.watch.health.timer import render_timer_units
+from dflash_deploy.deploy.timer import render_timer_units
 
 
 def test_words_of_the_command_are_escaped_and_the_name_is_systemds_to_fill_in():

@@ -1,0 +1,122 @@
+"""Whether the account that runs a service may read what the service needs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_deploy.errors import DeployError, ExitCode
+
+_NOBODY = 65534
+_ASK_S = 60.0
+_MOST_FILES = 500
+_HIDDEN = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - named, not written to
+# Prints each path that may not be read, or not be entered where it is a folder.
+_LOOK = """
+for path in "$@"; do
+  if [ -d "$path" ]; then [ -r "$path" ] && [ -x "$path" ] || echo "$path"
+  else [ -r "$path" ] || echo "$path"; fi
+done
+"""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who runs a service; ``name`` is None for a user that systemd makes, who is like any stranger."""
+
+    name: str | None
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def account(name: str | None) -> Account:
+    """The account of that name.
+
+    Raises:
+        DeployError: there is none.
+    """
+    if name is None:
+        return Account(None, _NOBODY, _NOBODY, ())
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise DeployError(
+            f"there is no account {name} here",
+            fix=f"sudo useradd --system --create-home {name}, or leave out --run-as",
+            exit_code=ExitCode.MISSING,
+        ) from None
+    return Account(name, entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(name, entry.pw_gid)))
+
+
+def require(who: Account, what: str, folder: Path, *, files: Sequence[Path] = ()) -> None:
+    """See that an account may read a folder and files in it; only root can try.
+
+    Raises:
+        DeployError: it may not, with the commands that let it.
+    """
+    if problem := why_not(who, what, folder, files=files):
+        raise problem
+
+
+def why_not(who: Account, what: str, folder: Path, *, files: Sequence[Path] = ()) -> DeployError | None:
+    """The same as a value."""
+    if any(folder.is_relative_to(hidden) for hidden in _HIDDEN):
+        return DeployError(
+            f"{what} is in {folder}, and a service has a /tmp and /var/tmp of its own",
+            fix=f"move it elsewhere, such as below /opt: mv {shlex.quote(str(folder))} /opt/",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    if os.geteuid() != 0 or not folder.exists():
+        return None
+    wanted = [folder, *files][:_MOST_FILES]
+    # A link leads to what must be readable too.
+    ways = {parent for path in wanted for one in (path, path.resolve()) for parent in one.parents}
+    closed = _unreadable(who, [*sorted(ways), *wanted])
+    if not closed:
+        return None
+    # Only the way in: what lies behind a closed folder cannot be read either, whatever its own bits are.
+    blocked = [path for path in closed if path in ways and not _under(path, folder)]
+    whom = who.name or "the user that systemd makes for the service"
+    return DeployError(
+        f"{whom} may not read {what}: {closed[0]}",
+        fix=_fix(who, blocked, folder),
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _under(path: Path, folder: Path) -> bool:
+    return path == folder or path.is_relative_to(folder)
+
+
+def _fix(who: Account, blocked: Sequence[Path], folder: Path) -> str:
+    tree = shlex.quote(str(folder.resolve()))
+    ways = " ".join(shlex.quote(str(path)) for path in blocked)
+    if who.name is not None and shutil.which("setfacl"):
+        first = f"setfacl -m u:{who.name}:x {ways} && " if ways else ""
+        return f"sudo sh -c {shlex.quote(f'{first}setfacl -R -m u:{who.name}:rX {tree}')}"
+    first = f"chmod o+x {ways} && " if ways else ""
+    mine = "" if who.name else "; or --run-as an account that may read it"
+    return f"sudo sh -c {shlex.quote(f'{first}chmod -R o+rX {tree}')}{mine}"
+
+
+def _unreadable(who: Account, paths: Sequence[Path]) -> list[Path]:
+    """Asked of the kernel, as that account: permission bits, access lists and mounts all count."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", _LOOK, "sh", *map(str, paths)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd="/",
+        user=who.uid,
+        group=who.gid,
+        extra_groups=who.groups,
+        timeout=_ASK_S,
+        check=False,
+    )
+    return [Path(os.fsdecode(line)) for line in done.stdout.splitlines()]
