@@ -21,7 +21,7 @@ from dflash_deploy.serving_env.current import default_python
 from dflash_deploy.tune.launching import model_flags, values
 from dflash_deploy.tune.records import StudyRecord, TrialRecord, read_study, read_trials
 from dflash_deploy.tune.select import best_trial
-from dflash_deploy.tune.study import last_study, studies_dir
+from dflash_deploy.tune.study import find_study, studies_dir
 
 PYTHON_PLACE = Path("/opt/dflash-deploy/env/bin/python")
 """Where the serving environment is taken to be when nothing says otherwise."""
@@ -106,7 +106,7 @@ def of_study(study: str | None, number: int | None) -> Configuration:
     Raises:
         DeployError: there is no such study or trial, or it did not serve.
     """
-    folder = _study_folder(study)
+    folder = find_study(study)
     record = read_study(folder)
     trial = _choose(record, read_trials(folder), number)
     return Configuration(
@@ -194,23 +194,6 @@ def _is_profile(source: str) -> bool:
     except DeployError:
         return False
     return True
-
-
-def _study_folder(study: str | None) -> Path:
-    if study is None:
-        return last_study()
-    if study and "/" not in study and study not in (".", ".."):
-        named = studies_dir() / study
-        if (named / "study.json").is_file():
-            return named
-    folder = Path(study).expanduser()
-    if "/" in study or (folder / "study.json").is_file():
-        return folder
-    raise DeployError(
-        f"there is no study {study!r} in {studies_dir()}",
-        fix="dflash-deploy tune, or give the folder of the study",
-        exit_code=ExitCode.MISSING,
-    )
 
 
 def _choose(study: StudyRecord, trials: list[TrialRecord], number: int | None) -> TrialRecord:

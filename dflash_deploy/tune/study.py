@@ -163,6 +163,28 @@ def last_study() -> Path:
     return max(records, key=lambda record: (record.stat().st_mtime, record)).parent
 
 
+def find_study(study: str | None) -> Path:
+    """The folder of a study that is named, or given by its folder; without either, of the last one made.
+
+    Raises:
+        DeployError: there is none.
+    """
+    if study is None:
+        return last_study()
+    if study and "/" not in study and study not in (".", ".."):
+        named = studies_dir() / study
+        if (named / "study.json").is_file():
+            return named
+    folder = Path(study).expanduser()
+    if "/" in study or (folder / "study.json").is_file():
+        return folder
+    raise DeployError(
+        f"there is no study {study!r} in {studies_dir()}",
+        fix="dflash-deploy tune, or give the folder of the study",
+        exit_code=ExitCode.MISSING,
+    )
+
+
 def run_study(
     folder: Path, study: StudyRecord, rig: Rig, effort: Effort, screen: Screen
 ) -> tuple[list[TrialRecord], Ending]:

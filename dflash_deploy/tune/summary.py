@@ -109,7 +109,7 @@ def summarize(folder: Path, study: StudyRecord, trials: Sequence[TrialRecord], e
         ended_by=ending,
         best=best_of(study, best) if best else None,
         baselines=list(baselines_of(study, trials, best)),
-        trials=[_short(trial) for trial in trials],
+        trials=[short(trial) for trial in trials],
         unchecked_limits=_unchecked(study, best) if best else [],
         next_command=f"dflash-deploy emit {study.name}" if best else None,
     )
@@ -279,7 +279,8 @@ def _unchecked(study: StudyRecord, best: TrialRecord) -> list[str]:
     return list(unchecked(found, limits_of(study.profile)))
 
 
-def _short(trial: TrialRecord) -> Trial:
+def short(trial: TrialRecord) -> Trial:
+    """A trial as it is listed."""
     return Trial(
         number=trial.number,
         source=trial.source,

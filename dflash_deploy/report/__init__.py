@@ -1,0 +1,1 @@
+"""What a study came to, for looking at: a page, and the same as Markdown, JSON and CSV."""

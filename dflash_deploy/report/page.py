@@ -1,0 +1,338 @@
+"""The report as one HTML page that needs nothing but itself.
+
+Records are untrusted: everything is escaped, what no reader should be fooled by (direction marks, control
+characters) is replaced, and the page's own policy lets it load nothing and run nothing but our one script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import jinja2
+from markupsafe import Markup
+
+from dflash_deploy.bench.measurement import Measurement
+from dflash_deploy.machine.text import printable
+from dflash_deploy.profile.schema import FlagSetting
+from dflash_deploy.report import words
+from dflash_deploy.report.chart import Axis, Mark, Plot, Segment, axis, stacked
+from dflash_deploy.report.contents import Report
+from dflash_deploy.report.memory import PARTS
+from dflash_deploy.report.pareto import Spot
+from dflash_deploy.report.verdict import verdict
+from dflash_deploy.resources import resource_dir
+from dflash_deploy.tune.outlook import duration
+from dflash_deploy.tune.screen import GOAL_UNITS
+from dflash_deploy.tune.summary import serving_command
+
+_LONGEST_TEXT = 20_000
+_PLOT = (400.0, 300.0)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 388.0, 12.0, 244.0
+_BAR = 1000.0
+_MOST_BASELINES = 3
+
+
+def render_page(report: Report) -> str:
+    """The page."""
+    template, style, script = _parts()
+    study = report.study
+    return template.render(
+        report=report,
+        study=study,
+        kind=report.kind,
+        unit=GOAL_UNITS[study.profile.objective.optimize],
+        verdict=verdict(report),
+        style=Markup(style),  # noqa: S704  (our own files)
+        script=Markup(script),  # noqa: S704
+        policy=_policy(style, script),
+        intervals=_intervals(report),
+        changes=_changes(report),
+        columns=_columns(report),
+        plots=_plots(report),
+        timeline=_timeline(report),
+        memory_bars=_memory_bars(report),
+        peaks=_peaks(report),
+        total_mark=_total_mark(report),
+        parts=PARTS,
+        command=lambda flags: serving_command(study, flags),
+    )
+
+
+@cache
+def _parts() -> tuple[jinja2.Template, str, str]:
+    """The template, our style and our script."""
+    folder = resource_dir("templates")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_safe,
+    )
+    environment.filters |= {
+        "number": words.number,
+        "percent": words.percent,
+        "signed": words.signed_percent,
+        "gib": words.gib,
+        "setting": words.setting,
+        "duration": duration,
+        "folded": words.folded,
+    }
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    return environment.get_template("report.html.j2"), style, script
+
+
+def _safe(value: object) -> object:
+    """What every value goes through on its way into the page."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(printable(line, longest=_LONGEST_TEXT) for line in value.split("\n"))
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One setting's objective over its rounds, on an axis shared with the others."""
+
+    name: str
+    trial: int
+    value: float | None
+    low: float
+    high: float
+    at: Mapping[str, float]
+    words: str
+    best: bool
+
+
+def _intervals(report: Report) -> list[Interval]:
+    """The best first, then every known setting."""
+    best = report.best
+    if best is None:
+        return []
+    baselines = [one for one in report.baselines if one.trial != best.trial]
+    spreads = [best.spread, *(one.spread for one in baselines if one.spread)]
+    shared = axis((bound for spread in spreads for bound in (spread.low, spread.high)), 0.0, _BAR)
+    own = next((one.name for one in report.baselines if one.trial == best.trial), None)
+    shown = [
+        Interval(
+            own or f"trial {best.trial}",
+            best.trial,
+            best.objective,
+            best.spread.low,
+            best.spread.high,
+            _placed(shared, best.spread.low, best.objective, best.spread.high),
+            "the one to take",
+            best=True,
+        )
+    ]
+    for one in baselines:
+        spread = one.spread
+        if spread is None or one.objective is None:
+            told = f"{one.outcome}: {one.reason or 'no figure'}"
+            shown.append(Interval(one.name, one.trial, None, 0.0, 0.0, {}, told, best=False))
+            continue
+        gain = one.gain
+        told = "no gain can be told"
+        if gain is not None:
+            rounds = f"{words.signed_percent(gain.low)} to {words.signed_percent(gain.high)} by round"
+            told = (
+                f"the best is {words.signed_percent(gain.median)} against it, {rounds}"
+                if one.distinguishable
+                else f"indistinguishable from the best, {rounds}"
+            )
+        placed = _placed(shared, spread.low, one.objective, spread.high)
+        shown.append(
+            Interval(one.name, one.trial, one.objective, spread.low, spread.high, placed, told, best=False)
+        )
+    return shown
+
+
+def _placed(shared: Axis, low: float, value: float, high: float) -> dict[str, float]:
+    return {"low": shared.place(low), "value": shared.place(value), "high": shared.place(high)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One flag that differs between the first known setting and the best."""
+
+    flag: str
+    before: FlagSetting | None
+    after: FlagSetting | None
+
+
+def _changes(report: Report) -> list[Change]:
+    best = report.best_record
+    if best is None or not report.baselines or report.baselines[0].trial == best.number:
+        return []
+    before = next(trial for trial in report.trials if trial.number == report.baselines[0].trial).flags
+    flags = [*best.flags, *(flag for flag in before if flag not in best.flags)]
+    return [
+        Change(flag, before.get(flag), best.flags.get(flag))
+        for flag in flags
+        if before.get(flag) != best.flags.get(flag)
+    ]
+
+
+def _columns(report: Report) -> list[tuple[str, Measurement]]:
+    """The best and some known settings, those that were measured."""
+    best = report.best
+    if best is None or best.measured is None:
+        return []
+    records = {trial.number: trial.measured for trial in report.trials}
+    others = [one for one in report.baselines if one.trial != best.trial]
+    known = [(one.name, measured) for one in others if (measured := records[one.trial]) is not None]
+    return [("best", best.measured), *known[:_MOST_BASELINES]]
+
+
+def _plots(report: Report) -> list[Plot]:
+    if not report.spots:
+        return []
+    each = ("tokens/s a user", [spot.user_tokens_per_s for spot in report.spots])
+    all_users = ("tokens/s in all", [spot.total_tokens_per_s for spot in report.spots])
+    first_ms = ("time to first token, ms", [1000 * spot.ttft_s for spot in report.spots])
+    plots = [_plot(report, first_ms, each)]
+    # With one user, the two speeds are one figure but for the first token.
+    if report.study.profile.workload.users > 1:
+        plots.insert(0, _plot(report, each, all_users))
+    return plots
+
+
+def _plot(report: Report, across: tuple[str, list[float]], up: tuple[str, list[float]]) -> Plot:
+    x, y = axis(across[1], _LEFT, _RIGHT, ticks=4), axis(up[1], _BOTTOM, _TOP)
+    marks = [
+        Mark(
+            x.place(right),
+            y.place(high),
+            _kind_of(report, spot),
+            str(spot.number),
+            f"trial {spot.number}: {words.number(high)} {up[0]}, {words.number(right)} {across[0]} "
+            f"({report.kind})" + ("" if spot.feasible else ", broke a limit"),
+        )
+        for spot, right, high in zip(report.spots, across[1], up[1], strict=True)
+    ]
+    fronts = sorted((mark.x, mark.y) for mark, spot in zip(marks, report.spots, strict=True) if spot.front)
+    lost = [trial for trial in report.launched if trial.number not in {spot.number for spot in report.spots}]
+    return Plot(
+        x,
+        y,
+        across[0],
+        up[0],
+        marks,
+        " ".join(f"{right},{high}" for right, high in fronts),
+        [
+            (_LEFT + 10 + 16 * place, f"trial {trial.number}: {trial.outcome}, {trial.reason or ''}")
+            for place, trial in enumerate(lost[:20])
+        ],
+    )
+
+
+def _kind_of(report: Report, spot: Spot) -> str:
+    if report.best is not None and spot.number == report.best.trial:
+        return "best"
+    return "front" if spot.front else "plain" if spot.feasible else "broken"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A labelled bar."""
+
+    label: str
+    segments: Sequence[Segment]
+    note: str
+    kind: str = ""
+
+
+def _timeline(report: Report) -> list[Row]:
+    schedule = report.schedule
+    full_s = max((one.start_s + one.launch_s + one.measure_s for one in schedule.stretches), default=0.0)
+    return [
+        Row(
+            f"{one.number}",
+            stacked(
+                [
+                    ("gap", one.start_s, ""),
+                    ("launch" if one.measure_s > 0 else "failed", one.launch_s, "launching"),
+                    ("measure", one.measure_s, "measuring"),
+                ],
+                full_s,
+                _BAR,
+            ),
+            one.outcome,
+            "" if one.feasible else "bad",
+        )
+        for one in schedule.stretches
+    ]
+
+
+def _memory_bars(report: Report) -> list[Row]:
+    memory = report.memory
+    bars = [("predicted", memory.predicted), ("observed", memory.observed)]
+    full = max([memory.total_mib or 0.0, *(sum(parts.values()) for _, parts in bars)])
+    return [
+        Row(
+            name if name == "predicted" else f"observed ({report.kind})",
+            stacked(
+                (
+                    (f"part{place}", parts[part], f"{part}: {words.gib(parts[part])} GiB")
+                    for place, part in enumerate(PARTS)
+                ),
+                full,
+                _BAR,
+            ),
+            f"{words.gib(sum(parts.values()))} GiB",
+        )
+        for name, parts in bars
+        if parts
+    ]
+
+
+@dataclass(frozen=True)
+class PeakRow:
+    """One trial's peaks on a common axis, None where unknown; ``words`` has both in GiB."""
+
+    number: int
+    predicted: float | None
+    observed: float | None
+    words: str
+
+
+def _peak_axis(report: Report) -> Axis:
+    total = report.memory.total_mib
+    seen = [mib for one in report.memory.peaks for mib in (one.predicted_mib, one.observed_mib)]
+    return axis([*(mib for mib in seen if mib is not None), *([total] if total else [])], 0.0, _BAR)
+
+
+def _total_mark(report: Report) -> float | None:
+    total = report.memory.total_mib
+    return None if total is None else _peak_axis(report).place(total)
+
+
+def _peaks(report: Report) -> list[PeakRow]:
+    shared = _peak_axis(report)
+    rows = []
+    for one in report.memory.peaks:
+        told = [words.gib(mib) if mib is not None else "?" for mib in (one.predicted_mib, one.observed_mib)]
+        rows.append(
+            PeakRow(
+                one.number,
+                None if one.predicted_mib is None else shared.place(one.predicted_mib),
+                None if one.observed_mib is None else shared.place(one.observed_mib),
+                " / ".join(told),
+            )
+        )
+    return rows
