@@ -70,18 +70,18 @@ class Comparison:
         """One sentence for a person."""
         return self.sentence("A")
 
-    def sentence(self, name: str, *, simpler: bool = True) -> str:
-        """The same about a server called ``name``; ``simpler`` adds what to do if none is faster."""
+    def sentence(self, name: str, than: str | None = None) -> str:
+        """The same about a server called ``name``, compared with one called ``than``."""
         if self.verdict == "indistinguishable":
+            about = f"{name} and {than}: " if than else ""
             if not math.isfinite(self.high):
-                return f"{name}: too few rounds to tell"
-            interval = (
-                f"({_percent(self.confidence)} % interval {_signed(self.low)} … {_signed(self.high)} %)"
-            )
-            return f"indistinguishable{': keep the simpler' if simpler else ''} {interval}"
+                return f"{about}too few rounds to tell"
+            interval = f"{_percent(self.confidence)} % interval {_signed(self.low)} … {_signed(self.high)} %"
+            return f"{about}indistinguishable: keep the simpler ({interval})"
+        verdict = self.verdict if than is None else f"{self.verdict} than {than}"
         ends = (self.low - 1, self.high - 1) if self.verdict == "faster" else (1 - self.high, 1 - self.low)
         return (
-            f"{name} is {self.verdict} by {abs(self.ratio - 1) * 100:.1f} % "
+            f"{name} is {verdict} by {abs(self.ratio - 1) * 100:.1f} % "
             f"({_percent(self.confidence)} % interval {ends[0] * 100:.1f} … {ends[1] * 100:.1f})"
         )
 

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from dflash_deploy import __version__
 from dflash_deploy.cli import (
     checkpoint,
+    compare,
     diagnose,
     doctor,
     emit,
@@ -41,6 +42,7 @@ SUMMARIES = {
     "plan": "The VRAM budget of a profile or pasted command.",
     "tune": "Find the best configuration by measuring.",
     "report": "A study as a page to look at: verdict, evidence.",
+    "compare": "Plain, MTP, DSpark, DFlash decoding side by side.",
     "emit": "Print what was tuned: unit, script, compose file.",
     "service": "Install, roll back and uninstall services.",
     "status": "Health, model, load and VRAM of what serves here.",
@@ -68,6 +70,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
     "probe": probe.probe,
     "tune": tune.tune,
+    "compare": compare.compare,
     "report": report.report,
     "emit": emit.emit,
     "status": status.status,

@@ -81,7 +81,7 @@ def open_new(
     if name is not None:
         _require_name(name)
     if profile_name is None:
-        profile_name = _default_profile(simulate)
+        profile_name = default_profile(simulate, "tune")
     profile = load_profile(profile_name, overrides=overrides)
     if simulate:
         card: str | None = load_card(simulate).id
@@ -135,19 +135,28 @@ def open_again(name: str | None, place: Place) -> Opened:
     return Opened(folder, study, rig)
 
 
-def _default_profile(simulate: str | None) -> str:
+def default_profile(simulate: str | None, command: str) -> str:
+    """The profile of a card to simulate.
+
+    Args:
+        simulate: the card, None for none.
+        command: as one writes it in front of a profile's name, for the error.
+
+    Raises:
+        DeployError: there is no such card, it has none, or none is simulated.
+    """
     if simulate is None:
         raise DeployError(
-            "which profile is to be tuned? None was given",
-            fix="dflash-deploy profile list, then dflash-deploy tune PROFILE "
-            "(or try without a GPU: dflash-deploy tune --simulate rtx-5090)",
+            "which profile? None was given",
+            fix=f"dflash-deploy profile list, then dflash-deploy {command} PROFILE "
+            f"(or try without a GPU: dflash-deploy {command.split(maxsplit=1)[0]} --simulate rtx-5090)",
             exit_code=ExitCode.USAGE,
         )
     card = load_card(simulate)
     if card.default_profile is None:
         raise DeployError(
             f"card {card.id} has no profile of its own",
-            fix=f"dflash-deploy profile list, then dflash-deploy tune PROFILE --simulate {card.id}",
+            fix=f"dflash-deploy profile list, then dflash-deploy {command} PROFILE --simulate {card.id}",
             exit_code=ExitCode.USAGE,
         )
     return card.default_profile

@@ -1,0 +1,1 @@
+"""Methods side by side: each launched in turn on one card, measured, examined, told apart by statistics."""

@@ -1,0 +1,313 @@
+"""A comparison from its first launch to its last: begun anew, gone on with, or cut short."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dflash_deploy import __version__
+from dflash_deploy.bench.endpoint import Endpoint, discover
+from dflash_deploy.bench.prompts import mixed_prompts
+from dflash_deploy.bench.quality.exam import Examination, agreement, examine, faults_beside, sheet
+from dflash_deploy.bench.results import Outcome, ResultFile, Run, Workload, quality_of
+from dflash_deploy.bench.workloads import Prompt
+from dflash_deploy.compare.here import machine_here
+from dflash_deploy.compare.methods import arm_of
+from dflash_deploy.compare.playing import Played, Rounds, play
+from dflash_deploy.compare.records import (
+    ArmRecord,
+    ComparisonRecord,
+    RunRecord,
+    claim,
+    read_run,
+    run_path,
+    write_record,
+)
+from dflash_deploy.engine.sglang.command import Method
+from dflash_deploy.engine.sglang.http import server_info
+from dflash_deploy.machine.cards import load_card
+from dflash_deploy.profile.load import find as find_profile
+from dflash_deploy.profile.load import load_profile
+from dflash_deploy.profile.schema import Profile
+from dflash_deploy.server.outcome import NotServed
+from dflash_deploy.server.ports import free_port
+from dflash_deploy.server.process import Server
+from dflash_deploy.serving_env.current import default_python
+from dflash_deploy.tune.launching import Simulated, values
+from dflash_deploy.tune.opening import Place, card_here, real_rig, simulated_rig
+from dflash_deploy.tune.study import Rig
+from dflash_deploy.tune.trial import degradation
+
+PLAIN: Method = "none"
+_SALT = "compare"
+"""Every server is fresh, so nothing is cached; and all are asked the very same questions."""
+
+_HASHED_PROMPTS = 64
+"""More rounds ask on in the same order, so that as many stand for them all."""
+
+_ASK_S = 10.0
+_LONGEST_REASON = 2000
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a person asked for; None where the profile says.
+
+    Attributes:
+        overrides: ``key=value`` settings on top of the profile.
+        drafts: draft models by method.
+        rounds: of each launch that count.
+        repeats: launches of each method.
+        examine: ask questions besides the load.
+    """
+
+    profile: str
+    methods: tuple[Method, ...]
+    overrides: Sequence[str] = ()
+    drafts: Mapping[Method, str] | None = None
+    simulate: Simulated | None = None
+    users: int | None = None
+    output_tokens: int | None = None
+    rounds: int | None = None
+    repeats: int = 1
+    examine: bool = True
+    name: str | None = None
+
+
+def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
+    """Make a comparison, with everything checked that can be before a launch.
+
+    Raises:
+        DeployError: the profile, a method, the card or the engine is wrong; nothing has been launched.
+    """
+    profile = load_profile(wanted.profile, overrides=wanted.overrides)
+    simulated = wanted.simulate is not None
+    if not simulated:
+        python = place.python.expanduser().absolute() if place.python else None
+        engine = profile.engine.model_copy(
+            update={"python": python or profile.engine.python or default_python()}
+        )
+        profile = profile.model_copy(update={"engine": engine})
+    rig = _rig(profile, wanted.simulate, place)
+    arms = [arm_of(profile, method, wanted.drafts or {}, simulated=simulated) for method in wanted.methods]
+    for arm in arms:
+        rig.launcher.table.spell(values(arm.flags))
+    rounds = Rounds(
+        users=wanted.users or profile.workload.users,
+        output_tokens=wanted.output_tokens or profile.workload.output_tokens,
+        rounds=wanted.rounds or profile.measure.rounds,
+        cold=profile.measure.warm_up,
+    )
+    folder = claim(wanted.name, find_profile(wanted.profile).stem)
+    record = ComparisonRecord(
+        name=folder.name,
+        created=datetime.now(UTC),
+        tool_version=__version__,
+        simulated=simulated,
+        card=load_card(wanted.simulate.card).id if wanted.simulate else card_here(profile),
+        seed=wanted.simulate.seed if wanted.simulate else 0,
+        time_scale=wanted.simulate.time_scale if wanted.simulate else 1.0,
+        engine_version=rig.launcher.table.version,
+        profile=profile,
+        arms=[ArmRecord(method=arm.method, flags=dict(arm.flags)) for arm in arms],
+        repeats=wanted.repeats,
+        users=rounds.users,
+        output_tokens=rounds.output_tokens,
+        rounds=rounds.rounds,
+        cold=rounds.cold,
+        examine=wanted.examine,
+        machine=machine_here(wanted.simulate.card if wanted.simulate else None),
+        workload=Workload(
+            protocol="rounds",
+            tasks={str(task): weight for task, weight in profile.workload.tasks.items()},
+            output_tokens=rounds.output_tokens,
+            forced_length=rounds.forced_length,
+            sha256=rounds.sha256(mixed_prompts(profile.workload.tasks, _HASHED_PROMPTS)),
+        ),
+    )
+    write_record(folder / "comparison.json", record)
+    return folder, record, rig
+
+
+def rig_again(record: ComparisonRecord, place: Place) -> Rig:
+    """What a comparison that is gone on with runs on.
+
+    Raises:
+        DeployError: its engine is gone.
+    """
+    simulated = Simulated(record.card or "", record.seed, record.time_scale) if record.simulated else None
+    return _rig(record.profile, simulated, place)
+
+
+def schedule(record: ComparisonRecord) -> Iterator[tuple[ArmRecord, int]]:
+    """Launches in order: each repeat turns the last one's order about, which cancels a steady drift."""
+    for repeat in range(1, record.repeats + 1):
+        for arm in record.arms if repeat % 2 else reversed(record.arms):
+            yield arm, repeat
+
+
+def run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell) -> None:
+    """Run what has not been run yet; each run's file is written as it ends.
+
+    Raises:
+        DeployError: what a person must fix before any run can go on.
+        KeyboardInterrupt: what had ended is kept, and the server is stopped.
+    """
+    steps = list(schedule(record))
+    for number, (arm, repeat) in enumerate(steps, 1):
+        path = run_path(folder, arm.method, repeat)
+        title = f"{arm.method} ({number}/{len(steps)})"
+        if path.exists():
+            tell(f"{title}: done before")
+            continue
+
+        def told(text: str, title: str = title) -> None:
+            tell(f"{title}: {text}")
+
+        told("launching")
+        ended = run_one(record, arm, repeat=repeat, folder=path.with_suffix(""), rig=rig, tell=told)
+        write_record(path, ended)
+        told(ended.run.outcome + (f": {ended.run.reason}" if ended.run.reason else ""))
+
+
+def run_one(
+    record: ComparisonRecord, arm: ArmRecord, *, repeat: int, folder: Path, rig: Rig, tell: Tell
+) -> RunRecord:
+    """Launch one method, load it, examine it, stop it. However it goes, the result is a record."""
+    begun = time.monotonic()
+    launcher = rig.launcher
+    launch = launcher.launch(arm.flags, launcher.port or free_port(launcher.host))
+    run = Run(
+        name=arm.method,
+        repeat=repeat,
+        outcome="failed",
+        model=record.profile.model.target,
+        engine=record.profile.engine.name,
+        engine_version=launcher.table.version,
+        flags=dict(arm.flags),
+        vram_total_mib=rig.memory_mib,
+    )
+    examination: Examination | None = None
+    server = Server(launch, folder, on_progress=lambda progress: tell(progress.detail))
+    with server:
+        started = server.start()
+        if isinstance(started, NotServed):
+            run = run.model_copy(update={"reason": f"{started.stage}: {started.reason}"})
+        else:
+            endpoint = replace(discover(launch.base_url), time_scale=launch.time_scale)
+            run, examination = _measured(record, run, endpoint, rig, tell)
+            run = run.model_copy(update={"boot_s": started.boot_s})
+            missing = degradation(started.boot, record.users)
+            if missing and run.outcome == "served":
+                run = run.model_copy(update={"reason": missing})
+            if not server.alive:
+                words = server.boot.failure.message if server.boot and server.boot.failure else "it died"
+                run = run.model_copy(update={"outcome": "unstable", "reason": words})
+        tell("stopping")
+        leftovers = server.stop().leftovers
+    if leftovers:
+        run = run.model_copy(update={"reason": "; ".join(filter(None, (run.reason, *leftovers)))})
+    return RunRecord(run=run, examination=examination, wall_s=time.monotonic() - begun)
+
+
+def result_of(folder: Path, record: ComparisonRecord) -> ResultFile:
+    """Everything that has ended, with each run's agreement with plain decoding.
+
+    Raises:
+        DeployError: a run's file cannot be read.
+    """
+    done = [
+        read_run(path)
+        for arm, repeat in schedule(record)
+        if (path := run_path(folder, arm.method, repeat)).exists()
+    ]
+    plain = next((one.examination for one in done if one.run.name == PLAIN and one.examination), None)
+    return ResultFile(
+        tool_version=record.tool_version,
+        created=record.created,
+        kind="simulated" if record.simulated else "measured",
+        machine=record.machine,
+        workload=record.workload,
+        runs=[_beside(one, plain) for one in done],
+    )
+
+
+def _rig(profile: Profile, simulated: Simulated | None, place: Place) -> Rig:
+    return simulated_rig(profile, simulated, place) if simulated else real_rig(profile, place)
+
+
+def _prompts(profile: Profile, rounds: Rounds) -> tuple[Prompt, ...]:
+    return mixed_prompts(profile.workload.tasks, rounds.users * max(rounds.rounds, rounds.cold))
+
+
+def _measured(
+    record: ComparisonRecord, run: Run, endpoint: Endpoint, rig: Rig, tell: Tell
+) -> tuple[Run, Examination | None]:
+    profile = record.profile
+    rounds = Rounds(record.users, record.output_tokens, record.rounds, record.cold)
+    played = play(
+        endpoint,
+        _prompts(profile, rounds),
+        rounds,
+        salt=_SALT,
+        vram_used_mib=rig.gauge.used_mib if rig.gauge else None,
+        read_text=profile.measure.check_output,
+        on_round=tell,
+    )
+    examination: Examination | None = None
+    if record.examine and not played.failures:
+        examination = examine(
+            endpoint,
+            sheet(context_tokens=profile.workload.context_tokens),
+            users=record.users,
+            # A simulator's words mean nothing, and neither do those of random weights.
+            knows=profile.measure.check_output and not record.simulated,
+            read_text=profile.measure.check_output,
+            on_stage=tell,
+        )
+    return _told(run, played, examination, endpoint), examination
+
+
+def _told(run: Run, played: Played, examination: Examination | None, endpoint: Endpoint) -> Run:
+    info = server_info(endpoint.base_url, timeout_s=_ASK_S)
+    simulator = info.simulator if info else None
+    used_mib, total_mib = played.vram_used_mib, run.vram_total_mib
+    if simulator is not None and simulator.vram_used_mib is not None:
+        used_mib = round(simulator.vram_used_mib)
+    outcome: Outcome = "served"
+    reason: str | None = None
+    faults = (*played.faults, *(examination.faults if examination else ()))
+    if played.failures:
+        outcome, reason = "unstable", played.failures[0].example
+    elif faults:
+        outcome, reason = "unfit", "; ".join(faults)[:_LONGEST_REASON]
+    return run.model_copy(
+        update={
+            "outcome": outcome,
+            "reason": reason,
+            "loads": [played.rows],
+            "failures": list(played.failures),
+            "quality": quality_of(examination) if examination else None,
+            "accept_length": played.accept_length or (info.accept_length if info else None),
+            "vram_used_mib": used_mib,
+            "vram_total_mib": total_mib,
+        }
+    )
+
+
+def _beside(one: RunRecord, plain: Examination | None) -> Run:
+    if one.examination is None or plain is None or one.run.name == PLAIN:
+        return one.run
+    run = one.run.model_copy(
+        update={"quality": quality_of(one.examination, agreement(one.examination, plain))}
+    )
+    faults = faults_beside(one.examination, plain)
+    if faults and run.outcome == "served":
+        words = "; ".join(faults)[:_LONGEST_REASON]
+        run = run.model_copy(update={"outcome": "unfit", "reason": words})
+    return run

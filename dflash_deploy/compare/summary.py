@@ -1,0 +1,118 @@
+"""What the runs of a result file come to: a row a method, each told apart from plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from dflash_deploy.bench.results import ResultFile, RoundRow, Run
+from dflash_deploy.bench.statistics import Comparison, Interval, compare, median_interval
+
+PLAIN = "none"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over all its launches. Medians are over the rounds that count.
+
+    Attributes:
+        tokens_per_s: of all users over a round's wall time, with its 95 % interval.
+        user_tokens_per_s: decode speed of one user.
+        speed_up: against plain decoding; None without it, or without rounds.
+        same_text: answers that are those of plain decoding to the last byte, of ``compared_text``.
+        diverge_after: tokens until the others part; ``diverge_counted`` where the server names tokens.
+        right: known questions answered right, of ``asked``.
+    """
+
+    name: str
+    outcome: str
+    reason: str | None
+    launches: int
+    rounds: int
+    tokens_per_s: Interval | None
+    user_tokens_per_s: Interval | None
+    ttft_s: float | None
+    wall_s: float | None
+    accept_length: float | None
+    speed_up: Comparison | None
+    same_text: int | None
+    compared_text: int | None
+    diverge_after: float | None
+    diverge_counted: bool
+    right: int | None
+    asked: int | None
+    vram_used_mib: int | None
+    vram_total_mib: int | None
+
+
+def summarize(result: ResultFile) -> list[Row]:
+    """A row for each name in the file, in its order."""
+    by_name: dict[str, list[Run]] = {}
+    for run in result.runs:
+        by_name.setdefault(run.name, []).append(run)
+    plain = by_name.get(PLAIN, [])
+    return [_row(name, runs, plain if name != PLAIN else []) for name, runs in by_name.items()]
+
+
+def speed_of(users: int) -> tuple[str, Callable[[RoundRow], float | None]]:
+    """The figure that tells servers apart: what one user sees, or what several get together."""
+    if users == 1:
+        return "tokens/s a user", lambda one: one.user_tokens_per_s
+    return "tokens/s in all", lambda one: one.tokens_per_s
+
+
+def compare_runs(ours: Sequence[Run], theirs: Sequence[Run]) -> Comparison | None:
+    """Two sides by the rounds that they have in common; None where there are none.
+
+    Round *n* of launch *m* asks both the same questions, so each is compared with its like.
+    """
+    a, b = _speeds(ours), _speeds(theirs)
+    both = [key for key in a if key in b]
+    if not both:
+        return None
+    return compare([a[key] for key in both], [b[key] for key in both], paired=True)
+
+
+def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
+    rounds = [one for run in runs for load in run.loads for one in load.counted]
+    worst = next((run for run in runs if run.outcome != "served"), runs[0])
+    lengths = [run.accept_length for run in runs if run.accept_length is not None]
+    compared = [row for run in runs if run.quality for row in (run.quality.agreement or {}).values()]
+    partings = [row.diverge_after for row in compared if row.diverge_after is not None]
+    asked = sum(sum(run.quality.asked.values()) for run in runs if run.quality)
+    speeds = [one.user_tokens_per_s for one in rounds if one.user_tokens_per_s]
+    used = [run.vram_used_mib for run in runs if run.vram_used_mib is not None]
+    return Row(
+        name=name,
+        outcome=worst.outcome,
+        reason=worst.reason,
+        launches=len(runs),
+        rounds=len(rounds),
+        tokens_per_s=median_interval([one.tokens_per_s for one in rounds]) if rounds else None,
+        user_tokens_per_s=median_interval(speeds) if speeds else None,
+        ttft_s=median(one.ttft_s for one in rounds) if rounds else None,
+        wall_s=median(one.wall_s for one in rounds) if rounds else None,
+        accept_length=median(lengths) if lengths else None,
+        speed_up=compare_runs(runs, plain) if plain else None,
+        same_text=sum(row.identical for row in compared) if compared else None,
+        compared_text=sum(row.prompts for row in compared) if compared else None,
+        diverge_after=median(partings) if partings else None,
+        diverge_counted=all(row.counted for row in compared),
+        right=sum(sum(run.quality.right.values()) for run in runs if run.quality) if asked else None,
+        asked=asked or None,
+        vram_used_mib=max(used, default=None),
+        vram_total_mib=next((run.vram_total_mib for run in runs if run.vram_total_mib is not None), None),
+    )
+
+
+def _speeds(runs: Sequence[Run]) -> dict[tuple[int, int, str], float]:
+    found: dict[tuple[int, int, str], float] = {}
+    for run in runs:
+        for load in run.loads:
+            _, speed = speed_of(load.users)
+            for one in load.counted:
+                value = speed(one)
+                if value:
+                    found[run.repeat, load.users, one.name] = value
+    return found

@@ -1,0 +1,264 @@
+"""The write-up's tables, as text, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dflash_deploy.bench.results import ResultFile
+from dflash_deploy.bench.statistics import Comparison, Interval
+from dflash_deploy.compare.summary import PLAIN, Row, speed_of, summarize
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as a person reads them; ``notes`` stand below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def tables(result: ResultFile) -> list[Table]:
+    """What a person wants to see of a result file."""
+    rows = summarize(result)
+    return [_methods(result, rows), *_users(result)]
+
+
+def as_text(result: ResultFile) -> str:
+    """For a terminal or a log."""
+    return "\n\n".join(_text(table) for table in tables(result))
+
+
+def as_markdown(result: ResultFile) -> str:
+    """For an issue or a web page."""
+    return "\n\n".join(_markdown(table) for table in tables(result))
+
+
+def as_csv(result: ResultFile) -> str:
+    """A line a method, every figure by itself, its unit in its name."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["kind", *(name for name, _ in _CSV)])
+    for row in summarize(result):
+        writer.writerow([result.kind, *(_plain(read(row)) for _, read in _CSV)])
+    return out.getvalue()
+
+
+def as_json(result: ResultFile) -> str:
+    """For scripts: a line a method as in ``as_csv``, and the result file itself."""
+    methods = [{name: _finite(read(row)) for name, read in _CSV} for row in summarize(result)]
+    return json.dumps(
+        {
+            "schema_version": 1,
+            "kind": result.kind,
+            "methods": methods,
+            "result": result.model_dump(mode="json"),
+        },
+        ensure_ascii=False,
+    )
+
+
+_CSV: Sequence[tuple[str, Callable[[Row], object]]] = (
+    ("method", lambda row: row.name),
+    ("outcome", lambda row: row.outcome),
+    ("launches", lambda row: row.launches),
+    ("rounds", lambda row: row.rounds),
+    ("tokens_per_s", lambda row: row.tokens_per_s and row.tokens_per_s.median),
+    ("user_tokens_per_s", lambda row: row.user_tokens_per_s and row.user_tokens_per_s.median),
+    ("ttft_s", lambda row: row.ttft_s),
+    ("wall_s", lambda row: row.wall_s),
+    ("accept_length", lambda row: row.accept_length),
+    ("speed_up", lambda row: row.speed_up and row.speed_up.ratio),
+    ("speed_up_low", lambda row: row.speed_up and row.speed_up.low),
+    ("speed_up_high", lambda row: row.speed_up and row.speed_up.high),
+    ("verdict", lambda row: row.speed_up and row.speed_up.verdict),
+    ("same_text", lambda row: row.same_text),
+    ("compared_text", lambda row: row.compared_text),
+    ("diverge_after_tokens", lambda row: row.diverge_after),
+    ("right", lambda row: row.right),
+    ("asked", lambda row: row.asked),
+    ("vram_used_mib", lambda row: row.vram_used_mib),
+    ("vram_total_mib", lambda row: row.vram_total_mib),
+)
+
+
+def _methods(result: ResultFile, rows: Sequence[Row]) -> Table:
+    users = max((load.users for run in result.runs for load in run.loads), default=1)
+    unit, _ = speed_of(users)
+    workload = result.workload
+    length = "each its own length" if workload.output_tokens is None else f"{workload.output_tokens} tokens"
+    where = result.machine and (result.machine.card or result.machine.gpu)
+    title = (
+        f"{users} at once, {length}{f', {where}' if where else ''} (all figures {result.kind})"
+        if users > 1
+        else f"one user, {length}{f', {where}' if where else ''} (all figures {result.kind})"
+    )
+    columns = (
+        "method",
+        unit,
+        "tokens/s in all" if users == 1 else "tokens/s a user",
+        "TTFT s",
+        "wall s",
+        "accept length",
+        "speed-up",
+        "as plain",
+        "right",
+        "VRAM MiB",
+        "outcome",
+    )
+    return Table(title, columns, tuple(_cells(row, users) for row in rows), tuple(_notes(rows, unit)))
+
+
+def _cells(row: Row, users: int) -> tuple[str, ...]:
+    speeds = (row.user_tokens_per_s, row.tokens_per_s)
+    first, second = reversed(speeds) if users > 1 else speeds
+    return (
+        row.name,
+        _interval(first),
+        _number(None if second is None else second.median, 1),
+        _number(row.ttft_s, 3),
+        _number(row.wall_s, 2),
+        _number(row.accept_length, 2),
+        _speed_up(row.speed_up) if row.name != PLAIN else "1.00",
+        "-" if row.same_text is None else f"{row.same_text}/{row.compared_text}",
+        "-" if row.right is None else f"{row.right}/{row.asked}",
+        "-" if row.vram_used_mib is None else str(row.vram_used_mib),
+        row.outcome,
+    )
+
+
+def _notes(rows: Sequence[Row], unit: str) -> list[str]:
+    notes = []
+    for row in rows:
+        if row.speed_up is not None:
+            notes.append(f"{unit}: {row.speed_up.sentence(row.name, 'plain decoding')}")
+        if row.diverge_after is not None:
+            about = "" if row.diverge_counted else "about "
+            notes.append(
+                f"{row.name}: {row.same_text} of {row.compared_text} answers are plain decoding's to the "
+                f"last byte; the others part after {about}{row.diverge_after:.0f} tokens (median)"
+            )
+        if row.reason:
+            notes.append(f"{row.name}: {row.outcome}: {row.reason}")
+    if any(row.tokens_per_s is not None for row in rows):
+        notes.append(
+            "± and intervals are of 95 %; those of one launch do not hold what differs between launches "
+            "(--repeats)"
+            if all(row.launches == 1 for row in rows)
+            else "± and intervals are of 95 %, over all launches"
+        )
+    return notes
+
+
+def _users(result: ResultFile) -> list[Table]:
+    """The rounds of each method's first launch, user by user, as the write-up has them for four."""
+    found = []
+    launches = max((run.repeat for run in result.runs), default=1)
+    for run in result.runs:
+        for load in run.loads if run.repeat == 1 else []:
+            if load.users == 1:
+                continue
+            rows: list[tuple[str, ...]] = []
+            for played in load.rounds:
+                rows += [
+                    (
+                        played.name,
+                        str(one.user + 1),
+                        str(one.output_tokens),
+                        _number(one.ttft_s, 3),
+                        _number(one.tokens_per_s, 1),
+                        _number(one.wall_s, 2),
+                    )
+                    for one in played.users
+                ]
+                tokens = sum(one.output_tokens for one in played.users)
+                rows.append(
+                    (
+                        played.name,
+                        "all",
+                        str(tokens),
+                        "",
+                        _number(played.tokens_per_s, 1),
+                        _number(played.wall_s, 2),
+                    )
+                )
+            title = "" if launches == 1 else f", first of {launches} launches"
+            columns = ("round", "user", "tokens", "TTFT s", "tokens/s", "wall s")
+            found.append(
+                Table(f"{run.name}{title}: {load.users} at once ({result.kind})", columns, tuple(rows))
+            )
+    return found
+
+
+def _interval(value: Interval | None) -> str:
+    if value is None:
+        return "-"
+    half = max(value.high - value.median, value.median - value.low)
+    return f"{value.median:.1f}" + (f" ± {half:.1f}" if math.isfinite(half) else "")
+
+
+def _speed_up(value: Comparison | None) -> str:
+    if value is None:
+        return "-"
+    if not math.isfinite(value.high):
+        return f"{value.ratio:.2f}"
+    return f"{value.ratio:.2f} ({value.low:.2f} … {value.high:.2f})"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: object) -> object:
+    if _finite(value) is None:
+        return ""
+    # A spreadsheet would take such a cell for a formula.
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value
+
+
+def _text(table: Table) -> str:
+    cells = [table.columns, *table.rows]
+    widths = [max(_width(row[at]) for row in cells) for at in range(len(table.columns))]
+    lines = [table.title]
+    for row in cells:
+        padded = [
+            cell + " " * (width - _width(cell)) if at == 0 else " " * (width - _width(cell)) + cell
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join([*lines, *table.notes])
+
+
+def _markdown(table: Table) -> str:
+    lines = [
+        f"**{_escaped(table.title)}**",
+        "",
+        f"| {' | '.join(map(_escaped, table.columns))} |",
+        f"|{'|'.join(['---', *['---:'] * (len(table.columns) - 1)])}|",
+        *(f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in table.rows),
+    ]
+    if table.notes:
+        lines += ["", *(f"- {_escaped(note)}" for note in table.notes)]
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    line = " ".join(text.split())
+    for char in "\\|<>*_`[]":
+        line = line.replace(char, f"\\{char}")
+    return line
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
