@@ -1,0 +1,3 @@
+from tests.tune.conftest import tool
+
+__all__ = ["tool"]

@@ -1,0 +1,131 @@
+"""The command with the simulator as its servers: processes of their own, as SGLang's would be."""
+
+import json
+import signal
+
+import pytest
+
+from dflash_deploy.bench.results import read_result
+from dflash_deploy.compare.records import ArmRecord, ComparisonRecord, read_comparison, run_path
+from dflash_deploy.compare.running import schedule
+from dflash_deploy.errors import ExitCode
+from tests.tune.conftest import Tool, wait_for
+
+
+def command(tool: Tool, *arguments, scale=400):
+    card = ("--simulate", "rtx-5090", "--time-scale", str(scale))
+    return ("compare", "--profile", tool.profile, *card, *arguments)
+
+
+def folder_of(tool, name):
+    return tool.home / "state" / "dflash-deploy" / "comparisons" / name
+
+
+def test_methods_side_by_side(tool):
+    out = tool.home / "result.json"
+    ended = tool.run(
+        *command(tool, "--methods", "none,dflash", "--json", "--name", "c", "--out", out, "--redact")
+    )
+    assert ended.code == 0, ended.err
+    assert ended.out.count("\n") == 1
+    found = json.loads(ended.out)
+    plain, dflash = found["methods"]
+    assert (plain["method"], dflash["method"]) == ("none", "dflash")
+    assert found["kind"] == "simulated"
+    assert dflash["verdict"] == "faster"
+    assert dflash["speed_up"] > 1.5
+    assert dflash["accept_length"] > 1
+    assert dflash["same_text"] == dflash["compared_text"] > 0
+    assert 0 < dflash["vram_used_mib"] < dflash["vram_total_mib"]
+    assert "dflash (2/2): round 2/2" in ended.err
+
+    result = read_result(out)
+    assert result.redacted
+    assert result.machine.card == "rtx-5090"
+    assert str(tool.home) not in out.read_text()
+    (run,) = [run for run in result.runs if run.name == "dflash"]
+    assert run.flags["speculative-algorithm"] == "DFLASH"
+    assert [one.name for one in run.loads[0].rounds] == ["cold", "1", "2"]
+    assert {user.output_tokens for one in run.loads[0].rounds for user in one.users} == {256}
+    assert (folder_of(tool, "c") / "runs" / "1-dflash" / "server.log").exists()
+
+    again = tool.run("compare", "--resume", "--name", "c", "--format", "csv")
+    assert again.code == 0, again.err
+    assert "done before" in again.err
+    assert again.out.startswith("kind,method,")
+
+
+def test_what_had_ended_is_kept_when_it_is_cut_short(tool):
+    with tool.start(
+        *command(tool, "--methods", "none,ngram", "--name", "c", "--no-exam", scale=20)
+    ) as process:
+        first = run_path(folder_of(tool, "c"), "none", 1)
+        wait_for(first.exists)
+        wait_for((first.parent / "1-ngram" / "server.log").exists)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == ExitCode.INTERRUPTED, err
+    assert "none" in out
+    assert "ngram" not in out
+    assert "--resume --name c" in err
+    assert tool.servers() == []
+    kept = first.read_text()
+
+    record = read_comparison(folder_of(tool, "c"))
+    sped_up = record.model_copy(update={"time_scale": 400.0})
+    (folder_of(tool, "c") / "comparison.json").write_text(sped_up.model_dump_json())
+    ended = tool.run("compare", "--resume", "--json")
+    assert ended.code == 0, ended.err
+    assert [row["method"] for row in ended.result["methods"]] == ["none", "ngram"]
+    assert first.read_text() == kept
+
+
+def test_methods_that_do_not_start_or_answer_rubbish_are_results(tool):
+    ended = tool.run(*command(tool, "--methods", "none", "--json"), DFLASH_SIM_FAULT="garbage")
+    assert ended.code == ExitCode.FAILED
+    (run,) = ended.result["result"]["runs"]
+    assert run["outcome"] == "unfit"
+    assert "mojibake" in run["reason"]
+    ended = tool.run(*command(tool, "--methods", "none", "--json"), DFLASH_SIM_FAULT="die:pools")
+    assert ended.code == ExitCode.FAILED
+    (run,) = ended.result["result"]["runs"]
+    assert run["outcome"] == "failed"
+    assert run["loads"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--methods", "magic"], ExitCode.USAGE, "no method 'magic'"),
+        (["--simulate", "rtx-1"], None, "rtx-1"),
+        (["--draft", "none=x"], ExitCode.USAGE, "no draft model"),
+        (["--name", "../x"], ExitCode.USAGE, "cannot name"),
+        (["--set", "flags.no-such-flag=1"], None, "no-such-flag"),
+    ],
+)
+def test_what_a_person_must_mend_is_said_before_any_launch(tool, arguments, code, words):
+    ended = tool.run(*command(tool, *arguments))
+    assert ended.code == code or (code is None and ended.code != 0)
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_nothing_to_go_on_with(tool):
+    ended = tool.run("compare", "--resume")
+    assert ended.code == ExitCode.MISSING
+    assert "no comparison" in ended.err
+
+
+def test_every_other_repeat_turns_the_order_about():
+    record = ComparisonRecord.model_construct(
+        arms=[ArmRecord(method="none", flags={}), ArmRecord(method="dflash", flags={})], repeats=3
+    )
+    order = [(arm.method, repeat) for arm, repeat in schedule(record)]
+    assert order == [
+        ("none", 1),
+        ("dflash", 1),
+        ("dflash", 2),
+        ("none", 2),
+        ("none", 3),
+        ("dflash", 3),
+    ]

@@ -1,0 +1,90 @@
+import csv
+import io
+import json
+
+import pytest
+
+from dflash_deploy.compare.summary import summarize
+from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text
+
+from .samples import AGREED, result_of, run_of
+
+PLAIN = run_of("none", [62.0, 62.2, 62.1])
+DFLASH = run_of("dflash", [207.0, 208.0, 206.5], accept_length=4.6, quality=AGREED)
+
+
+def test_a_method_is_told_apart_from_plain_decoding_round_by_round():
+    plain, dflash = summarize(result_of(PLAIN, DFLASH))
+    assert plain.speed_up is None
+    assert dflash.speed_up.verdict == "faster"
+    assert dflash.speed_up.ratio == pytest.approx(207 / 62.1, rel=0.01)
+    assert dflash.rounds == 3
+    assert dflash.user_tokens_per_s.median == 207.0
+    assert (dflash.same_text, dflash.compared_text, dflash.diverge_after) == (10, 12, 81.0)
+    assert (dflash.right, dflash.asked) == (9, 10)
+
+
+def test_cold_rounds_are_shown_and_do_not_count():
+    (row,) = summarize(result_of(run_of("none", [60.0, 60.0], users=2)))
+    assert row.rounds == 2
+    text = as_text(result_of(run_of("none", [60.0, 60.0], users=2)))
+    assert "cold" in text
+    assert "none: 2 at once (measured)" in text
+
+
+def test_launches_of_one_method_are_taken_together():
+    runs = [run_of("none", [60.0, 61.0]), run_of("none", [60.5, 61.5], repeat=2)]
+    (row,) = summarize(result_of(*runs))
+    assert (row.launches, row.rounds) == (2, 4)
+    assert "over all launches" in as_text(result_of(*runs))
+
+
+def test_methods_that_differ_by_nothing_are_not_told_apart():
+    rows = summarize(result_of(PLAIN, run_of("ngram", [62.1, 62.0, 62.2])))
+    assert rows[1].speed_up.verdict == "indistinguishable"
+    assert "keep the simpler" in as_text(result_of(PLAIN, run_of("ngram", [62.1, 62.0, 62.2])))
+
+
+def test_what_failed_is_told_with_its_reason():
+    failed = run_of("mtp", [1.0], outcome="failed", reason="load: CUDA out of memory", loads=[])
+    text = as_text(result_of(PLAIN, failed))
+    assert "mtp: failed: load: CUDA out of memory" in text
+    row = summarize(result_of(PLAIN, failed))[1]
+    assert (row.rounds, row.tokens_per_s, row.speed_up) == (0, None, None)
+
+
+def test_every_table_says_whether_it_was_measured():
+    for kind in ("measured", "simulated"):
+        result = result_of(PLAIN, DFLASH, kind=kind)
+        assert f"(all figures {kind})" in as_text(result)
+        assert kind in as_markdown(result)
+        assert next(csv.DictReader(io.StringIO(as_csv(result))))["kind"] == kind
+        assert json.loads(as_json(result))["kind"] == kind
+
+
+def test_csv_holds_every_figure_with_its_unit():
+    plain, dflash = csv.DictReader(io.StringIO(as_csv(result_of(PLAIN, DFLASH))))
+    assert plain["speed_up"] == ""
+    assert float(dflash["user_tokens_per_s"]) == 207.0
+    assert dflash["verdict"] == "faster"
+    assert dflash["vram_used_mib"] == "30000"
+
+
+def test_csv_starts_no_formula():
+    (row,) = csv.DictReader(io.StringIO(as_csv(result_of(run_of("=cmd()", [60.0])))))
+    assert row["method"] == "'=cmd()"
+
+
+def test_markdown_is_a_table_that_no_name_breaks():
+    text = as_markdown(result_of(run_of("a|b<script>", [60.0])))
+    lines = text.splitlines()
+    assert lines[3].count("|") == lines[2].count("|")
+    assert "a\\|b\\<script\\>" in text
+
+
+def test_json_holds_the_result_file():
+    found = json.loads(as_json(result_of(PLAIN, DFLASH)))
+    assert [row["method"] for row in found["methods"]] == ["none", "dflash"]
+    assert found["result"]["workload"]["sha256"] == "0" * 64
+    (only,) = json.loads(as_json(result_of(run_of("none", [60.0]))))["methods"]
+    assert only["speed_up_high"] is None
