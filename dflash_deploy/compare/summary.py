@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from dflash_deploy.bench.results import ResultFile, RoundRow, Run
 from dflash_deploy.bench.statistics import Comparison, Interval, compare, median_interval
@@ -67,7 +68,7 @@ def compare_runs(ours: Sequence[Run], theirs: Sequence[Run]) -> Comparison | Non
 
     Round *n* of launch *m* asks both the same questions, so each is compared with its like.
     """
-    a, b = _speeds(ours), _speeds(theirs)
+    a, b = speeds_of(ours), speeds_of(theirs)
     both = [key for key in a if key in b]
     if not both:
         return None
@@ -106,13 +107,22 @@ def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
     )
 
 
-def _speeds(runs: Sequence[Run]) -> dict[tuple[int, int, str], float]:
-    found: dict[tuple[int, int, str], float] = {}
+class RoundKey(NamedTuple):
+    """Rounds of one key asked the same questions."""
+
+    repeat: int
+    users: int
+    name: str
+
+
+def speeds_of(runs: Sequence[Run]) -> dict[RoundKey, float]:
+    """The figure of ``speed_of`` for each round that counts."""
+    found: dict[RoundKey, float] = {}
     for run in runs:
         for load in run.loads:
             _, speed = speed_of(load.users)
             for one in load.counted:
                 value = speed(one)
                 if value:
-                    found[run.repeat, load.users, one.name] = value
+                    found[RoundKey(run.repeat, load.users, one.name)] = value
     return found

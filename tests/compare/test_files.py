@@ -1,0 +1,66 @@
+import pytest
+
+from dflash_deploy.bench.results import Quality
+from dflash_deploy.compare.files import put_beside
+from dflash_deploy.errors import DeployError
+
+from .samples import result_of, run_of
+
+MINE = result_of(run_of("none", [62.0, 62.2, 62.1]), run_of("dflash", [210.0, 211.0, 212.0]))
+
+
+def test_runs_are_compared_by_their_names():
+    yours = result_of(run_of("dflash", [200.0, 201.0, 202.0]), run_of("mtp", [130.0, 131.0, 132.0]))
+    beside = put_beside(MINE, yours)
+    (pair,) = beside.pairs
+    assert (pair.name, pair.users, pair.rounds) == ("dflash", 1, 3)
+    assert pair.speed.verdict == "faster"
+    assert pair.speed.ratio == pytest.approx(1.05, abs=0.002)
+    assert beside.warnings == ()
+
+
+def test_two_files_of_one_run_each_are_compared_whatever_they_are_called():
+    (pair,) = put_beside(result_of(run_of("a", [10.0] * 3)), result_of(run_of("b", [10.0] * 3))).pairs
+    assert pair.name == "a against b"
+    assert pair.speed.verdict == "indistinguishable"
+
+
+def test_different_questions_are_not_compared_unless_one_insists():
+    yours = result_of(run_of("dflash", [200.0, 201.0, 202.0]), sha256="1" * 64)
+    with pytest.raises(DeployError, match="different things") as error:
+        put_beside(MINE, yours)
+    assert "--anyway" in error.value.fix
+    beside = put_beside(MINE, yours, anyway=True)
+    assert "different things" in beside.warnings[0]
+
+
+def test_what_makes_a_comparison_doubtful_is_said():
+    simulated = result_of(
+        run_of("dflash", [200.0, 201.0], engine_version="0.5.19", outcome="unfit"), kind="simulated"
+    )
+    words = "; ".join(put_beside(MINE, simulated).warnings)
+    for doubt in ("the second simulated", "0.5.19", "is unfit"):
+        assert doubt in words
+
+
+def test_rounds_of_unlike_number_are_compared_as_two_heaps():
+    yours = result_of(run_of("dflash", [200.0, 201.0, 202.0, 200.5, 201.5]))
+    (pair,) = put_beside(MINE, yours).pairs
+    assert pair.speed.verdict == "faster"
+    assert pair.rounds == 3
+
+
+def test_texts_are_compared_by_their_digests():
+    def with_texts(*digests):
+        answers = {f"p{number}": digest for number, digest in enumerate(digests)}
+        return result_of(run_of("x", [1.0, 1.0], quality=Quality(digests={"alone": answers})))
+
+    (pair,) = put_beside(with_texts("aa", "bb", "cc"), with_texts("aa", "zz")).pairs
+    assert (pair.same_text, pair.compared_text) == (1, 2)
+    (pair,) = put_beside(MINE, result_of(run_of("dflash", [1.0]))).pairs
+    assert pair.same_text is None
+
+
+def test_files_without_a_common_run():
+    with pytest.raises(DeployError, match="no run in common"):
+        put_beside(MINE, result_of(run_of("mtp", [1.0])))
