@@ -42,6 +42,9 @@ class VirtualCard:
     memory_mib: int
     _known: dict[str, TrialRecord] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._shared = model_flags(self.profile, simulated=True)
+
     def run(
         self, settings: dict[str, FlagSetting], *, number: int = 1, source: str = "search"
     ) -> TrialRecord:
@@ -54,7 +57,7 @@ class VirtualCard:
 
     def _run(self, settings: dict[str, FlagSetting]) -> TrialRecord:
         profile = self.profile
-        flags = {**model_flags(profile, simulated=True), **settings}
+        flags = {**self._shared, **settings}
         users, measure = profile.workload.users, profile.measure
         try:
             argv = FlagTable.for_version(profile.engine.version).spell(values(flags))

@@ -45,15 +45,11 @@ def arrangements(
         places: of all other flags.
         least_chance: of serving.
     """
-    memory = memory_dimensions(space)
-    chosen = dict(places)
-    states = next((one for one in memory if one.flag == _STATES), None)
-    if states is not None:
-        least = _least_states(space, forecaster, shared, {**_first(memory), **places}, states)
-        if least is None:
-            return
-        chosen[_STATES] = least
-    others = [one for one in memory if one is not states]
+    least = least_states(space, forecaster, shared, places)
+    if least is None:
+        return
+    chosen = {**places, **least}
+    others = [one for one in memory_dimensions(space) if one.flag not in least]
     for combination in product(*(range(len(one.values)) for one in others)):
         chosen.update(zip((one.flag for one in others), combination, strict=True))
         settings = space.settings(chosen)
@@ -64,23 +60,24 @@ def arrangements(
             yield Arranged(settings, prospect)
 
 
-def _first(dimensions: tuple[Dimension, ...]) -> dict[str, int]:
-    return {dimension.flag: 0 for dimension in dimensions}
-
-
-def _least_states(
-    space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int], states: Dimension
-) -> int | None:
-    """Place of the smallest state cache that serves all users; None where none does."""
+def least_states(
+    space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int]
+) -> dict[str, int] | None:
+    """Place of the smallest searched state cache that serves all users; None where none does."""
+    states = next((one for one in memory_dimensions(space) if one.flag == _STATES), None)
+    if states is None:
+        return {}
     users = forecaster.profile.workload.users
 
     def size(place: int) -> float:
         value = states.values[place]
         return value if isinstance(value, int | float) else float("inf")
 
+    others = {dimension.flag: 0 for dimension in memory_dimensions(space)}
     for place in sorted(range(len(states.values)), key=size):
-        if forecaster.most_users({**shared, **space.settings({**places, states.flag: place})}) >= users:
-            return place
+        settings = space.settings({**others, **places, states.flag: place})
+        if forecaster.most_users({**shared, **settings}) >= users:
+            return {states.flag: place}
     return None
 
 

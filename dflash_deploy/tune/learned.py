@@ -41,7 +41,8 @@ class Experience:
 
     Attributes:
         starved: settings of those that ran out of memory.
-        headroom_mib: the plan's for the roomiest of them; ``ready_mib`` for those that lost a graph to it.
+        headroom_mib: the plan's for the roomiest of them, and what a limit on free memory wanted beyond;
+            ``ready_mib`` for those that lost a graph.
         context: the plan's for the largest that could not be sized.
         failed: starts that ended early, by flag and value, where no start with it has come up.
     """
@@ -70,6 +71,9 @@ class Experience:
             prospect = forecaster.prospect(record.flags)
             if record.outcome == "degraded" and prospect is not None:
                 readies.append(prospect.ready_mib)
+            lacking = _lacking_mib(record, forecaster)
+            if prospect is not None and lacking is not None:
+                headrooms.append(prospect.headroom_mib + lacking - _STEP_MIB)
             if record.outcome not in ("failed", "unstable"):
                 continue
             if stage in _EARLY and not ran_out(record):
@@ -123,6 +127,14 @@ def ran_out(record: TrialRecord) -> bool:
     """It failed for want of memory."""
     words = (record.reason or "").casefold()
     return record.outcome in ("failed", "unstable") and ("out of memory" in words or "oom" in words.split())
+
+
+def _lacking_mib(record: TrialRecord, forecaster: Forecaster) -> float | None:
+    """How much more should have been free; None where enough was, or where nobody looked."""
+    limit = forecaster.profile.objective.constraints.get("free_vram_mib")
+    if "free_vram_mib" not in record.violations or limit is None or limit.min is None:
+        return None
+    return record.violations["free_vram_mib"] * limit.min
 
 
 def _more(own: FlagSetting | None, other: FlagSetting | None) -> bool:

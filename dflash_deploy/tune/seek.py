@@ -7,7 +7,6 @@ as if nothing had been.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -16,18 +15,16 @@ from typing import Literal
 import numpy as np
 
 from dflash_deploy.profile.schema import FlagSetting, Goal, Limit, Limited
-from dflash_deploy.tune.arrange import Arranged, arrangements, memory_dimensions
+from dflash_deploy.tune.arrange import Arranged, arrangements, least_states, memory_dimensions
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.learned import Experience
 from dflash_deploy.tune.limits import LESS_IS_BETTER, figures, limits_of
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.space import Dimension, Settings, Space, key_of
-from dflash_deploy.tune.surrogate import Array, Effect, Surrogate
+from dflash_deploy.tune.surrogate import NOWHERE, Array, Effect, Places, Surrogate
 
 Rate = Callable[[Settings], float | None]
 """Expected tokens/s of one user with these flags, or None where nothing is known; only ratios count."""
-
-Places = Mapping[str, int]
 
 _WORTH = 0.004
 """A gain below this share is lost in what differs between two launches of the very same configuration."""
@@ -47,14 +44,14 @@ _EFFECTS: Mapping[str, float] = {
     "speculative-num-steps": 0.08,
     "speculative-draft-window-size": 0.02,
     "attention-backend": 0.05,
-    "cuda-graph-bs-decode": 0.015,
-    "kv-cache-dtype": 0.015,
-    "mamba-ssm-dtype": 0.03,
-    "disable-prefill-cuda-graph": 0.02,
-    "chunked-prefill-size": 0.006,
-    "disable-radix-cache": 0.004,
-    "mamba-radix-cache-strategy": 0.004,
-    "max-running-requests": 0.006,
+    "cuda-graph-bs-decode": 0.01,
+    "kv-cache-dtype": 0.01,
+    "mamba-ssm-dtype": 0.015,
+    "disable-prefill-cuda-graph": 0.01,
+    "chunked-prefill-size": 0.003,
+    "disable-radix-cache": 0.002,
+    "mamba-radix-cache-strategy": 0.002,
+    "max-running-requests": 0.003,
 }
 """By how much the prior may be wrong about what a flag does to the speed (standard deviation of the
 logarithm)."""
@@ -62,7 +59,9 @@ _ANY_EFFECT = 0.03
 _UNKNOWN_EFFECT = 0.15
 """The same where there is no prior."""
 _FIRST_TOKEN_EFFECTS: Mapping[str, float] = {"disable-prefill-cuda-graph": 0.6, "chunked-prefill-size": 0.3}
-_CONTEXT_DOUBT = 0.004
+_CONTEXT_EFFECT = 0.002
+_CONTEXT_EFFECTS: Mapping[str, float] = {"speculative-draft-window-size": 0.15}
+"""The plan gives a draft's window no memory of its own; a public report of the longest context had one."""
 
 _RATES: Mapping[Goal | Limited, float] = {
     "total_tokens_per_s": 1.0,
@@ -126,8 +125,11 @@ class Search:
         self._planned = forecaster.prospect({**shared, **settings}) is not None
         memory = memory_dimensions(space) if self._planned else ()
         self._quick = tuple(one for one in space.dimensions if one not in memory)
-        self._priors: dict[str, float | None] = {}
-        self._sample = _combinations(self._quick, random.Random(seed))  # noqa: S311  (not for secrets)
+        self._by_context = self._planned and goal == "context_tokens"
+        self._first_forecaster = forecaster
+        self._rates: dict[bytes, float] = {}
+        self._contexts: dict[bytes, float] = {}
+        self._sample = _combinations(self._quick, seed)
 
     def tell(self, record: TrialRecord) -> None:
         """A trial has ended; one that was interrupted says nothing."""
@@ -149,9 +151,10 @@ class Search:
     def _explore(self, tried: set[str]) -> Proposal | Stop:
         scores = [self._score(record) for record in self.records if record.feasible]
         best = max((score for score in scores if score is not None), default=None)
-        combinations = self._all_combinations()
-        means, spreads = self._expected(self._goal, combinations)
-        kept = self._kept(combinations)
+        places = self._candidates()
+        means, spreads = self._expected(self._goal, places)
+        beyond = means - self._prior(self._goal, places)
+        kept = self._kept(places)
         hopes = _gains(means, spreads, best) * kept
         experience = self._experience()
         chosen: Arranged | None = None
@@ -160,10 +163,17 @@ class Search:
             if looked >= _MOST_LOOKS or (chosen is not None and hopes[index] * _NEARLY <= most):
                 break
             looked += 1
-            for arranged in self._ways(combinations[index], _DARING if best is None else _LEAST_CHANCE):
+            for arranged in self._ways(places[index], _DARING if best is None else _LEAST_CHANCE):
                 if self._key(arranged.settings) in tried:
                     continue
-                worth = self._hope(arranged, hopes[index], kept[index], best)
+                worth = float(hopes[index])
+                if self._by_context and arranged.prospect is not None:
+                    # Only now is it known how much the memory holds.
+                    expected = np.minimum(
+                        beyond[index : index + 1] + math.log(max(arranged.prospect.context, 1)),
+                        math.log(self._most_context(arranged.settings)),
+                    )
+                    worth = float(_gains(expected, spreads[index : index + 1], best)[0] * kept[index])
                 worth *= experience.chance(arranged.settings, arranged.prospect)
                 worth *= arranged.prospect.chance if arranged.prospect else 1.0
                 if worth > most:
@@ -178,80 +188,102 @@ class Search:
     def _experience(self) -> Experience:
         return Experience.of(self.records, self.forecaster, self._space)
 
-    def _all_combinations(self) -> list[Places]:
-        """The sample, and the neighbours of what was measured: the best ones and their surroundings."""
-        found: dict[tuple[int, ...], Places] = {}
-        flags = [dimension.flag for dimension in self._quick]
-        for record in self.records:
-            known = self._space.places(record.flags)
-            centre = {flag: known.get(flag, 0) for flag in flags}
-            for dimension in self._quick:
-                for place in range(len(dimension.values)):
-                    near = {**centre, dimension.flag: place}
-                    found[tuple(near[flag] for flag in flags)] = near
-        for places in self._sample:
-            found.setdefault(tuple(places[flag] for flag in flags), places)
-        return list(found.values())
+    def _candidates(self) -> Places:
+        """The sample, and all that differs in one flag from what was measured."""
+        near: list[Places] = []
+        for row in self._rows([record.flags for record in self.records]):
+            centre = np.where(row == NOWHERE, 0, row)
+            for column, dimension in enumerate(self._quick):
+                block = np.repeat(centre[None, :], len(dimension.values), axis=0)
+                block[:, column] = np.arange(len(dimension.values))
+                near.append(block)
+        return np.unique(np.concatenate([*near, self._sample]), axis=0)
 
-    def _ways(self, places: Places, least_chance: float) -> Iterator[Arranged]:
+    def _rows(self, flags: Sequence[Settings]) -> Places:
+        rows = [
+            [NOWHERE if (place := one.place_of(settings)) is None else place for one in self._quick]
+            for settings in flags
+        ]
+        return np.asarray(rows, dtype=np.int64).reshape(len(flags), len(self._quick))
+
+    def _ways(self, row: Places, least_chance: float) -> Iterator[Arranged]:
+        places = self._named(row)
         if not self._planned:
             yield Arranged(self._space.settings(places), None)
             return
         ways = list(
             arrangements(self._space, self.forecaster, self._shared, places, least_chance=least_chance)
         )
-        if self._goal == "context_tokens":
+        if self._by_context:
             yield from ways
         elif ways:
             # Speed is the same in all of them: the surest one, and of those the one that leaves most.
             yield max(ways, key=_roominess)
 
-    def _hope(self, arranged: Arranged, hope: float, kept: float, best: float | None) -> float:
-        if self._goal != "context_tokens" or arranged.prospect is None:
-            return hope
-        expected = np.asarray([math.log(max(arranged.prospect.context, 1))])
-        return float(_gains(expected, np.asarray([_CONTEXT_DOUBT]), best)[0]) * kept
-
-    def _expected(self, figure: Goal | Limited, combinations: Sequence[Places]) -> tuple[Array, Array]:
+    def _expected(self, figure: Goal | Limited, places: Places) -> tuple[Array, Array]:
         """Logarithm of a figure for each combination, with its standard deviation, as far as is known.
 
         Of latency the negative, so that more is always better.
         """
-        priors = self._prior_of(figure, combinations)
-        observed = [
-            (self._space.places(record.flags), value)
-            for record in self.records
-            if (value := self._value(record, figure)) is not None
-        ]
-        seen = self._prior_of(figure, [places for places, _ in observed])
-        logs = [value - prior for (_, value), prior in zip(observed, seen, strict=True)]
-        surrogate = Surrogate(self._effects(figure), [places for places, _ in observed], logs, _NOISE)
-        means, spreads = surrogate.predict(combinations)
-        return means + priors, spreads
+        values = [(record, self._value(record, figure)) for record in self.records]
+        observed = [(record, value) for record, value in values if value is not None]
+        seen = self._rows([record.flags for record, _ in observed])
+        prior = self._prior(figure, seen)
+        if figure == self._goal and self._by_context:
+            prior = np.asarray([self._planned_context(self.forecaster, record.flags) for record, _ in observed])
+        logs = np.asarray([value for _, value in observed]) - prior
+        means, spreads = Surrogate(self._effects(figure), seen, list(logs), _NOISE).predict(places)
+        return means + self._prior(figure, places), spreads
 
-    def _prior_of(self, figure: Goal | Limited, combinations: Sequence[Places]) -> Array:
-        power = _RATES.get(figure)
-        if power is None:
-            return np.zeros(len(combinations))
-        return np.asarray([self._log_rate(places) for places in combinations])
+    def _prior(self, figure: Goal | Limited, places: Places) -> Array:
+        if figure in _RATES:
+            return np.asarray([self._log_rate(row) for row in places])
+        if figure == self._goal and self._by_context:
+            return np.asarray([self._log_context(row) for row in places])
+        return np.zeros(len(places))
 
-    def _log_rate(self, places: Places) -> float:
-        first = {dimension.flag: 0 for dimension in self._space.dimensions}
-        settings = self._space.settings({**first, **places})
-        key = key_of({flag: value for flag, value in settings.items() if flag not in self._space_memory()})
-        if key not in self._priors:
-            self._priors[key] = self._rate({**self._shared, **settings})
-        return math.log(self._priors[key] or 1.0)
+    def _log_rate(self, row: Places) -> float:
+        key = row.tobytes()
+        if key not in self._rates:
+            self._rates[key] = math.log(self._rate(self._reference(row)) or 1.0)
+        return self._rates[key]
 
-    def _kept(self, combinations: Sequence[Places]) -> Array:
+    def _log_context(self, row: Places) -> float:
+        """By the plan as it was in the beginning: an order to look at combinations in."""
+        key = row.tobytes()
+        if key not in self._contexts:
+            self._contexts[key] = self._planned_context(self._first_forecaster, self._reference(row))
+        return self._contexts[key]
+
+    def _most_context(self, settings: Settings) -> float:
+        limit = settings.get("max-total-tokens")
+        return limit / self.forecaster.profile.workload.users if isinstance(limit, int) else math.inf
+
+    @staticmethod
+    def _planned_context(forecaster: Forecaster, flags: Settings) -> float:
+        prospect = forecaster.prospect(flags)
+        return math.log(max(prospect.context if prospect else 1, 1))
+
+    def _reference(self, row: Places) -> dict[str, FlagSetting]:
+        """The combination with all the memory that the space allows, for what hangs on the combination alone."""
+        places = {one.flag: _largest(one) for one in self._space.dimensions if one not in self._quick}
+        places |= self._named(row)
+        if self._by_context:
+            places |= least_states(self._space, self._first_forecaster, self._shared, self._named(row)) or {}
+        return {**self._shared, **self._space.settings(places)}
+
+    def _named(self, row: Places) -> dict[str, int]:
+        return {one.flag: max(int(place), 0) for one, place in zip(self._quick, row, strict=True)}
+
+    def _kept(self, places: Places) -> Array:
         """Chance that the limits on figures that were measured are kept."""
-        chances = np.ones(len(combinations))
+        chances = np.ones(len(places))
         for name, limit in self._limits.items():
             if self._planned and name in ("context_tokens", "free_vram_mib"):
                 continue
             if not any(self._value(record, name) is not None for record in self.records):
                 continue
-            means, spreads = self._expected(name, combinations)
+            means, spreads = self._expected(name, places)
             chances *= _within(means, np.hypot(spreads, _NOISE), limit, less=name in LESS_IS_BETTER)
         return chances
 
@@ -260,6 +292,8 @@ class Search:
         for dimension in self._quick:
             if figure == "ttft_p95_s":
                 size = _FIRST_TOKEN_EFFECTS.get(dimension.flag, 0.1)
+            elif self._planned and figure == "context_tokens":
+                size = _CONTEXT_EFFECTS.get(dimension.flag, _CONTEXT_EFFECT)
             elif self._planned and figure in _RATES:
                 size = _EFFECTS.get(dimension.flag, _ANY_EFFECT)
             else:
@@ -284,23 +318,25 @@ class Search:
             return None
         return -math.log(value) if figure in LESS_IS_BETTER else math.log(value)
 
-    def _space_memory(self) -> frozenset[str]:
-        return frozenset(one.flag for one in self._space.dimensions if one not in self._quick)
-
     def _key(self, flags: Settings) -> str:
         return key_of({name: value for name, value in flags.items() if name not in self._shared})
 
 
-def _combinations(dimensions: Sequence[Dimension], rng: random.Random) -> list[Places]:
+def _combinations(dimensions: Sequence[Dimension], seed: int) -> Places:
     """All, or an even sample where there are very many."""
-    flags = [dimension.flag for dimension in dimensions]
     sizes = [len(dimension.values) for dimension in dimensions]
     if math.prod(sizes) <= _MOST_COMBINATIONS:
-        return [dict(zip(flags, places, strict=True)) for places in product(*map(range, sizes))]
-    return [
-        {flag: rng.randrange(size) for flag, size in zip(flags, sizes, strict=True)}
-        for _ in range(_MOST_COMBINATIONS)
-    ]
+        every = list(product(*map(range, sizes)))
+        return np.asarray(every, dtype=np.int64).reshape(len(every), len(sizes))
+    return np.random.default_rng(seed).integers(0, sizes, size=(_MOST_COMBINATIONS, len(sizes)))
+
+
+def _largest(dimension: Dimension) -> int:
+    """Place of the value that leaves the most memory to pools: no limit, or the highest."""
+    if None in dimension.values:
+        return dimension.values.index(None)
+    numbers = [value if isinstance(value, int | float) else 0 for value in dimension.values]
+    return numbers.index(max(numbers))
 
 
 def _roominess(arranged: Arranged) -> tuple[float, float]:

@@ -7,7 +7,7 @@ never tell it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 from dflash_deploy.tune.space import Dimension
 
 Array = NDArray[np.float64]
+Places = NDArray[np.int64]
+"""A row for each configuration, a column for each flag: the place of its value, ``NOWHERE`` if none of ours."""
+
+NOWHERE = -1
 
 _LEVEL = 0.4
 _NEAR = 0.35
 """How far along a numeric flag's range (1) two values are still much alike."""
-_TOGETHER = 0.01
-_ELSEWHERE = -1.0
-"""Place of a value that is none of the dimension's: like nothing but itself."""
+_TOGETHER = 0.005
+_SCALES = (1.0, 0.5, 2.0, 4.0)
+"""Of all effects; the first is taken while nothing speaks for another."""
 
 
 @dataclass(frozen=True)
@@ -34,61 +38,64 @@ class Effect:
 
 
 class Surrogate:
-    """Posterior of one figure's logarithm over its prior."""
+    """Posterior of one figure's logarithm over its prior.
 
-    def __init__(
-        self, effects: Sequence[Effect], places: Sequence[Mapping[str, int]], logs: Sequence[float], noise: float
-    ) -> None:
+    How large the effects are is scaled to what explains the measurements best, so that a card on which the
+    prior is wrong is searched as such.
+    """
+
+    def __init__(self, effects: Sequence[Effect], places: Places, logs: Sequence[float], noise: float) -> None:
         """Condition on measurements.
 
         Args:
-            effects: one for each flag that may matter.
-            places: of the measured configurations, by flag (``Space.places``).
+            effects: one for each column, the flags that may matter.
+            places: of the measured configurations.
             logs: of their figures over the prior.
             noise: of one measurement, as a share.
         """
-        self._effects = effects
-        self._seen = self._features(places)
+        self._numeric = np.asarray([effect.dimension.numeric for effect in effects], dtype=bool)
+        lasts = [max(len(effect.dimension.values) - 1, 1) for effect in effects]
+        self._steps = np.where(self._numeric, 1 / np.asarray(lasts, dtype=np.float64), 1.0)
+        self._sizes = np.asarray([effect.size for effect in effects])
+        self._seen = places
         self._mean = float(np.mean(logs)) if len(logs) else 0.0
         centred = np.asarray(logs, dtype=np.float64) - self._mean
-        if not len(logs):
-            self._lower, self._weights = np.zeros((0, 0)), centred
-            return
-        covariance = self._kernel(self._seen, self._seen) + noise**2 * np.eye(len(logs))
-        self._lower = np.linalg.cholesky(covariance)
-        self._weights = np.linalg.solve(self._lower.T, np.linalg.solve(self._lower, centred))
+        alike = self._alike(places, places)
+        fits = [_Fit.of(alike, self._sizes * scale, centred, noise) for scale in _SCALES]
+        self._fit = max(fits, key=lambda fit: fit.evidence)
 
-    def predict(self, places: Sequence[Mapping[str, int]]) -> tuple[Array, Array]:
+    def predict(self, places: Places) -> tuple[Array, Array]:
         """Mean and standard deviation for each configuration."""
-        wanted = self._features(places)
-        spread = _LEVEL**2 + sum(effect.size**2 for effect in self._effects) + _TOGETHER**2
-        if not len(self._weights):
-            return np.zeros(len(wanted)), np.full(len(wanted), spread**0.5)
-        across = self._kernel(wanted, self._seen)
-        mean = self._mean + across @ self._weights
-        explained = np.linalg.solve(self._lower, across.T)
-        variance = spread - np.sum(explained**2, axis=0)
-        return mean, np.sqrt(np.maximum(variance, 1e-12))
+        across = _covariance(self._alike(places, self._seen), self._fit.sizes)
+        spread = _LEVEL**2 + float(np.sum(self._fit.sizes**2)) + _TOGETHER**2
+        mean = self._mean + across @ self._fit.weights
+        explained = np.linalg.solve(self._fit.lower, across.T)
+        return mean, np.sqrt(np.maximum(spread - np.sum(explained**2, axis=0), 1e-12))
 
-    def _features(self, places: Sequence[Mapping[str, int]]) -> Array:
-        rows = [
-            [_feature(effect.dimension, place.get(effect.dimension.flag)) for effect in self._effects]
-            for place in places
-        ]
-        return np.asarray(rows, dtype=np.float64).reshape(len(places), len(self._effects))
-
-    def _kernel(self, left: Array, right: Array) -> Array:
-        total = np.full((len(left), len(right)), _LEVEL**2)
-        product = np.ones_like(total)
-        for column, effect in enumerate(self._effects):
-            apart = left[:, column, None] - right[None, :, column]
-            alike = np.exp(-0.5 * (apart / _NEAR) ** 2) if effect.dimension.numeric else (apart == 0) * 1.0
-            total += effect.size**2 * alike
-            product *= alike
-        return np.asarray(total + _TOGETHER**2 * product)
+    def _alike(self, left: Places, right: Places) -> Array:
+        """How alike the values of each flag are, from 0 to 1: flags first, then ``left``, then ``right``."""
+        apart = np.abs(left.T[:, :, None] - right.T[:, None, :]) * self._steps[:, None, None]
+        near = np.exp(-0.5 * (apart / _NEAR) ** 2)
+        return np.where(self._numeric[:, None, None], near, apart == 0)
 
 
-def _feature(dimension: Dimension, place: int | None) -> float:
-    if place is None:
-        return _ELSEWHERE
-    return place / max(len(dimension.values) - 1, 1) if dimension.numeric else float(place)
+@dataclass(frozen=True)
+class _Fit:
+    sizes: Array
+    lower: Array
+    weights: Array
+    evidence: float
+
+    @classmethod
+    def of(cls, alike: Array, sizes: Array, centred: Array, noise: float) -> _Fit:
+        covariance = _covariance(alike, sizes) + noise**2 * np.eye(len(centred))
+        lower = np.linalg.cholesky(covariance)
+        weights = np.linalg.solve(lower.T, np.linalg.solve(lower, centred))
+        evidence = -0.5 * float(centred @ weights) - float(np.sum(np.log(np.diag(lower))))
+        return cls(sizes, lower, weights, evidence)
+
+
+def _covariance(alike: Array, sizes: Array) -> Array:
+    return np.asarray(
+        _LEVEL**2 + np.tensordot(sizes**2, alike, axes=1) + _TOGETHER**2 * np.prod(alike, axis=0)
+    )
