@@ -44,6 +44,21 @@ def tune(
         bool,
         typer.Option("--resume", help="Go on with a study: the last one, or the one that is named."),
     ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Go on without this terminal, also after logout; progress goes to a log."
+        ),
+    ] = False,
+    attach: Annotated[
+        bool,
+        typer.Option(
+            "--attach", help="Look at a running study: the one that is named, or that runs. Starts nothing."
+        ),
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop a running study, named in the same way, as Ctrl-C would.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one value of the profile. May be repeated.", metavar="KEY=VALUE"),
@@ -71,8 +86,10 @@ def tune(
 
     Settings that the profile knows are tried first. A start that fails, a broken limit and wrong answers are
     results too; every trial is kept with its log. Ctrl-C keeps what has ended; --resume goes on from there.
+    A long study may be left alone: --detach, then --attach to look at it and --stop to end it.
     """
     from dflash_deploy.server.orphans import end_orphans
+    from dflash_deploy.tune.detached import LOG, how_to_look, leave_terminal
     from dflash_deploy.tune.opening import Place, open_again, open_new
     from dflash_deploy.tune.records import read_trials
     from dflash_deploy.tune.screen import screen_for
@@ -87,6 +104,13 @@ def tune(
         raise typer.BadParameter(
             "a study keeps its profile and card: name the study alone", param_hint="--resume"
         )
+    if attach + stop + detach > 1 or ((attach or stop) and (resume or simulate or settings)):
+        raise typer.BadParameter("they exclude each other", param_hint="--detach, --attach, --stop")
+    if detach and json:
+        raise typer.BadParameter("a detached study prints to its log", param_hint="--detach, --json")
+    if attach or stop:
+        _look_or_stop(name or wanted, stop=stop)
+        return
     place = Place(python, host, port)
     progress = sys.stderr if json else sys.stdout
     with stop_once():
@@ -106,6 +130,9 @@ def tune(
             )
         )
         folder, study = opened.folder, opened.study
+        if detach and (tuner := leave_terminal(folder)) is not None:
+            typer.echo("\n".join([*how_to_look(study, tuner), f"its log:    {folder / LOG}"]))
+            return
         with screen_for(progress, study, read_trials(folder)) as screen:
             screen.note(f"study {study.name} in {folder}")
             records, ending = run_study(folder, study, opened.rig, Effort(trials, minutes), screen)
@@ -116,5 +143,38 @@ def tune(
         typer.echo(summary.model_dump_json())
     if ending == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
+    if summary.best is None:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _look_or_stop(name: str | None, *, stop: bool) -> None:
+    """``--attach`` and ``--stop``: another process has the study."""
+    from dflash_deploy.tune import detached
+    from dflash_deploy.tune.records import read_study, read_trials
+    from dflash_deploy.tune.study import find_study
+    from dflash_deploy.tune.summary import lines, summarize
+
+    folder = find_study(name) if name else detached.study_at_work()
+    study = read_study(folder)
+    if stop:
+        tuner = detached.stop(folder)
+        typer.echo(
+            f"study {study.name} was told to stop (process {tuner.process.pid}); what has ended is kept"
+        )
+        typer.echo(f"go on with: dflash-deploy tune --resume {study.name}")
+        return
+    tuner = detached.require_tuner(folder)
+    try:
+        ending = detached.watch(folder, study, sys.stdout)
+    except KeyboardInterrupt:
+        typer.echo("")
+        typer.echo("\n".join(detached.how_to_look(study, tuner)))
+        return
+    if ending is None:
+        typer.echo(f"the tuner ended without a word; go on with: dflash-deploy tune --resume {study.name}")
+        raise typer.Exit(ExitCode.FAILED)
+    summary = summarize(folder, study, read_trials(folder), ending)
+    for line in lines(study, summary):
+        typer.echo(line)
     if summary.best is None:
         raise typer.Exit(ExitCode.FAILED)

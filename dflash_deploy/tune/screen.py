@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -27,6 +28,8 @@ GOAL_UNITS: dict[Goal, str] = {
 }
 
 _ROWS = 24
+_COUNT = re.compile(r"(\d+)/(\d+)$")
+_LONGEST_COUNT = 10
 
 
 @contextmanager
@@ -101,12 +104,15 @@ class PlainScreen:
         self.note(f"progress: {ahead(outlook, self._trials)}")
 
     def stage(self, text: str) -> None:
-        """Print it, indented."""
+        """Print it, indented; of a long count only the ends."""
+        count = _COUNT.search(text)
+        if count and int(count[2]) > _LONGEST_COUNT and count[1] not in ("1", count[2]):
+            return
         self.note(f"trial {self._number}:   {text}")
 
     def ended(self, record: TrialRecord) -> None:
         """Print the outcome, and the best so far."""
-        self._trials.append(record)
+        _add(self._trials, record)
         self.note(f"trial {record.number}: {outcome_line(self._study, record)}")
         best = best_trial(self._study, self._trials)
         if best is not None:
@@ -152,7 +158,7 @@ class LiveScreen:
     def ended(self, record: TrialRecord) -> None:
         """Add it to the table."""
         self._running = None
-        self._trials.append(record)
+        _add(self._trials, record)
         self._draw()
 
     def __enter__(self) -> Self:
@@ -215,6 +221,12 @@ def ahead(outlook: Outlook, trials: Sequence[TrialRecord]) -> str:
     left_s = time_left_s(outlook, trials)
     about = f"; about {duration(left_s)} left (predicted from the trials so far)" if left_s else ""
     return f"launch {outlook.launched + 1} of at most {outlook.trials}{about}"
+
+
+def _add(trials: list[TrialRecord], record: TrialRecord) -> None:
+    """Who looks on from another process may find a record on disk before being told that its trial ended."""
+    if all(trial.number != record.number for trial in trials):
+        trials.append(record)
 
 
 def outcome_line(study: StudyRecord, record: TrialRecord) -> str:
