@@ -12,7 +12,7 @@ import pytest
 
 from dflash_deploy.engine.launch import Flags, Launch
 from dflash_deploy.engine.sglang.bootlog import Progress
-from dflash_deploy.engine.sglang.command import launch_argv
+from dflash_deploy.engine.sglang.command import launch_argv, speculation_flags
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.server.outcome import Served
@@ -98,3 +98,26 @@ def run(launch: Launch, folder: Path) -> Iterator[Running]:
         outcome = server.start()
         assert isinstance(outcome, Served), f"{outcome.reason}\n{server.log_path.read_text()[-3000:]}"
         yield Running(server, launch, outcome, tuple(seen))
+
+
+@pytest.fixture(scope="session")
+def speculating(
+    sglang: RealSglang, smoke_flags: Flags, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server with n-gram speculation of eight draft tokens, shared by modules: a start takes a while."""
+    flags = {
+        **smoke_flags,
+        **speculation_flags("ngram"),
+        "served-model-name": "tiny-random",
+        "enable-metrics": True,
+    }
+    yield from run(sglang.launch(flags), tmp_path_factory.mktemp("speculating"))
+
+
+@pytest.fixture(scope="session")
+def plain(
+    sglang: RealSglang, smoke_flags: Flags, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server without speculation."""
+    flags = {name: value for name, value in smoke_flags.items() if not name.startswith("speculative-")}
+    yield from run(sglang.launch(flags), tmp_path_factory.mktemp("plain"))

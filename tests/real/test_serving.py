@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,31 +17,11 @@ from dflash_deploy.bench.measurement import Measurement
 from dflash_deploy.bench.prompts import mixed_prompts
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.sglang import http, metrics
-from dflash_deploy.engine.sglang.command import speculation_flags
 
-from .conftest import HOST, Running, run
+from .conftest import HOST, Running
 from .environment import SGLANG_VERSION
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def speculating(sglang, smoke_flags, tmp_path_factory) -> Iterator[Running]:
-    """A server with n-gram speculation of eight draft tokens."""
-    flags = {
-        **smoke_flags,
-        **speculation_flags("ngram"),
-        "served-model-name": "tiny-random",
-        "enable-metrics": True,
-    }
-    yield from run(sglang.launch(flags), tmp_path_factory.mktemp("speculating"))
-
-
-@pytest.fixture(scope="module")
-def plain(sglang, smoke_flags, tmp_path_factory) -> Iterator[Running]:
-    """A server without speculation."""
-    flags = {name: value for name, value in smoke_flags.items() if not name.startswith("speculative-")}
-    yield from run(sglang.launch(flags), tmp_path_factory.mktemp("plain"))
 
 
 def test_the_log_tells_what_was_started(speculating):

@@ -148,7 +148,8 @@ def _read(content: Mapping[str, object]) -> Reply:
     usage = content.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
-    ids = choice.get("token_ids")
+    # As SGLang calls them, and as vLLM does.
+    ids = choice.get("response_token_ids", choice.get("token_ids"))
     return Reply(
         Answer(
             text="".join(part for part in parts if isinstance(part, str)),

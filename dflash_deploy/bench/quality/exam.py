@@ -17,7 +17,7 @@ Kind = Literal["exact", "json", "tool", "copy"]
 Mode = Literal["alone", "together", "cached"]
 
 _KNOWN_TOKENS = 320
-_FREE_TOKENS = 128
+TEXT_TOKENS = 128
 _REPEATED = 3
 """Prompts that are asked three times."""
 
@@ -125,6 +125,7 @@ def examine(
     users: int,
     knows: bool = True,
     read_text: bool = True,
+    text_tokens: int = TEXT_TOKENS,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_stage: Callable[[str], None] | None = None,
 ) -> Examination:
@@ -136,13 +137,14 @@ def examine(
         users: requests at once, where more than one is asked at a time.
         knows: the model is expected to answer right. Off for random weights and for a simulator.
         read_text: judge the texts. Off for random weights.
+        text_tokens: length at which the texts are cut, those compared with others'.
         timeout_s: for one answer, on the clock.
         on_stage: told what is going on, in a few words.
     """
     tell = on_stage or (lambda _: None)
     asked: list[_Asked] = []
 
-    def put(prompts: Sequence[Prompt], at_once: int, max_tokens: int = _FREE_TOKENS) -> list[Reply]:
+    def put(prompts: Sequence[Prompt], at_once: int, max_tokens: int = text_tokens) -> list[Reply]:
         replies = ask(endpoint, prompts, max_tokens=max_tokens, at_once=at_once, timeout_s=timeout_s)
         asked.extend(
             _Asked(prompt, max_tokens, reply) for prompt, reply in zip(prompts, replies, strict=True)
