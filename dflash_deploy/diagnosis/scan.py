@@ -1,7 +1,8 @@
 """The one pass over a log: which entries show, where the start stood, what figures were told.
 
-A line is looked at closely only if a line of its kind (the same but for digits) holds words of the catalogue.
-Most lines of a long log are of few kinds, so most cost one look-up.
+A line is looked at closely only if a line of its kind (the same but for digits and case) holds words of the
+catalogue. Most lines of a long log are of few kinds, so most cost one look-up; a line of a new kind costs one
+for each of its words.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import compress, repeat
 
 from dflash_deploy.diagnosis import stage as stages
 from dflash_deploy.diagnosis.entry import Entry, read_value
@@ -25,13 +26,16 @@ SEARCHED_CHARACTERS = 4096
 EXCERPT_BEFORE, EXCERPT_AFTER = 12, 8
 
 _DIGITS = b"0123456789"
-_KINDS_KEPT = 200_000
+_SMALL = bytes(range(256)).lower()
+_KINDS_BYTES = 16 << 20
+_WORDS_KEPT = 200_000
+_LONGEST_WORD = 80
 _LINES_KEPT = 5
 _ENOUGH = 200
 _STARTS_KEPT = 64
 _ECHO_OF_ARGUMENTS = "server_args="
 # What people wrote to the model, and it to them: no failure of the server, whatever it says.
-_SPOKEN = (b"Receive: obj=", b"Finish: obj=", b"Received request ")
+_SPOKEN = (b"receive: obj=", b"finish: obj=", b"received request ")
 _ESCAPES = re.compile(rb"\x1b(?:\[[;?]{0,20}[@-~]|[@-Z\\-_])")
 _MARKS = (
     *stages.MARKS,
@@ -49,7 +53,8 @@ _ARGUMENT = re.compile(
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]{2,60})(?:[= ](?P<value>[^\s'\"-][^\s'\"]{0,200}))?")
 
 _WORD = re.compile(rb"[a-z]{3,}")
-_PART = 3
+_SHORTEST, _PART = 3, 6
+_LENGTHS = range(_SHORTEST, _PART + 1)
 _MARK = -1
 
 _Held = tuple[int, int]
@@ -109,16 +114,20 @@ class Start:
         return found
 
 
-class _Kind(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class _Kind:
     """What lines of one kind may hold: patterns, and words (with digits) of which one stands in the line."""
 
     patterns: tuple[int, ...]
     words: tuple[bytes, ...]
 
+    def may_show(self, text: bytes) -> bool:
+        """Whether a text in small letters, of one line or many, may hold such a line that tells something."""
+        return not self.words or any(word in text for word in self.words)
 
-def _holds(raw: bytes, words: tuple[bytes, ...]) -> bool:
-    small = raw.lower()
-    return any(word in small for word in words)
+
+_NEW = _Kind((), ())
+"""A kind of which no line has been seen."""
 
 
 class Index:
@@ -133,6 +142,10 @@ class Index:
             for at, pattern in enumerate(patterns)
         ]
         self.by_key = self._keys()
+        self._heads = frozenset(key[:_SHORTEST] for key in self.by_key if key.endswith(b"-"))
+        self._tails = frozenset(key[-_SHORTEST:] for key in self.by_key if key.startswith(b"-"))
+        self._dull: set[bytes] = set()
+        self._telling: dict[bytes, tuple[tuple[int, bytes], ...]] = {}
 
     def _keys(self) -> Mapping[bytes, list[tuple[int, bytes]]]:
         """Every pattern's words by a word, or an end of one, that a line with them must hold."""
@@ -143,33 +156,61 @@ class Index:
             found.setdefault(_key(text.encode()), []).append((number, text.encode()))
         return found
 
-    def candidates(self, line: bytes) -> tuple[tuple[int, ...], bool]:
-        """Patterns that may match a line in small letters, and whether it may tell a stage."""
-        held: dict[int, None] = {}
-        for key in _keys_of(line) & self.by_key.keys():
-            for number, words in self.by_key[key]:
-                if words in line:
-                    held[number] = None
-        mark = _MARK in held
-        held.pop(_MARK, None)
-        return tuple(sorted(held)), mark
+    def dull(self, kind: bytes) -> bool:
+        """Whether all words of a line are known to stand in no pattern."""
+        return self._dull.issuperset(kind.split()) and b"\x1b" not in kind
+
+    def candidates(self, kind: bytes, line: bytes) -> tuple[tuple[int, ...], bool]:
+        """Patterns that may match a line, and whether it may tell a stage.
+
+        Args:
+            kind: the line in small letters and without digits.
+            line: in small letters, as far as it is searched.
+        """
+        held: set[int] = set()
+        for word in set(kind.split()) - self._dull:
+            for number, piece in self._telling.get(word) or self._tells(word):
+                if piece in line:
+                    held.add(number)
+        return tuple(sorted(held - {_MARK})), _MARK in held
+
+    def _tells(self, word: bytes) -> tuple[tuple[int, bytes], ...]:
+        """The pieces of patterns that a line may hold because of this word of it."""
+        keys = self._keys_of(word)
+        if len(self._dull) + len(self._telling) >= _WORDS_KEPT:
+            self._dull.clear()
+            self._telling.clear()
+        found = tuple(one for key in keys for one in self.by_key[key]) if keys else ()
+        if len(word) > _LONGEST_WORD:
+            return found
+        if keys:
+            self._telling[word] = found
+        else:
+            self._dull.add(word)
+        return found
+
+    def _keys_of(self, word: bytes) -> list[bytes]:
+        """Keys that a word of a line has; in most words that nobody knows, none."""
+        found = []
+        for run in _WORD.findall(word):
+            if run in self.by_key:
+                found.append(run)
+            if run[:_SHORTEST] in self._heads:
+                found += [key for length in _LENGTHS if (key := run[:length] + b"-") in self.by_key]
+            if run[-_SHORTEST:] in self._tails:
+                found += [key for length in _LENGTHS if (key := b"-" + run[-length:]) in self.by_key]
+        return found
 
 
 def _key(words: bytes) -> bytes:
-    """The longest word within; else the end of the first word, or the beginning of the last."""
-    inner = [match[0] for match in _WORD.finditer(words) if match.start() > 0 and match.end() < len(words)]
-    if inner:
-        return max(inner, key=len)
-    first, last = next(_WORD.finditer(words)), list(_WORD.finditer(words))[-1]
-    if first.end() < len(words) and len(first[0]) >= len(last[0]):
-        return b"-" + first[0][-_PART:]
+    """The longest of: a word within, the end of the first word, the beginning of the last."""
+    found = list(_WORD.finditer(words))
+    inner = [match[0] for match in found if match.start() > 0 and match.end() < len(words)]
+    first, last = found[0], found[-1]
+    ends = [b"-" + first[0][-_PART:]] if first.end() < len(words) else []
     # One word alone is taken to begin a word of the line.
-    return last[0][:_PART] + b"-"
-
-
-def _keys_of(line: bytes) -> set[bytes]:
-    words = set(_WORD.findall(line))
-    return words | {word[:_PART] + b"-" for word in words} | {b"-" + word[-_PART:] for word in words}
+    begins = [last[0][:_PART] + b"-"] if last.start() > 0 or len(found) == 1 else []
+    return max([*inner, *ends, *begins], key=len)
 
 
 class Scanner:
@@ -184,25 +225,35 @@ class Scanner:
         self._held = index.held
         self._index = index
         self._kinds: dict[bytes, _Kind | None] = {}
+        self._room = _KINDS_BYTES
         self._trace: Traceback | None = None
         self._block: Sequence[bytes] = ()
         self._before: Sequence[bytes] = ()
 
     def feed(self, lines: Sequence[bytes]) -> None:
         """Take the next lines."""
-        kinds, first = self._kinds, self.lines_read
+        first = self.lines_read
         self._before, self._block = self._block, lines
-        for at, raw in enumerate(lines):
-            kind = raw.translate(None, _DIGITS)
-            try:
-                held = kinds[kind]
-            except KeyError:
-                held = self._classify(kind, raw)
-            if held is None:
-                if self._trace is not None:
-                    self._look(first + at + 1, at, raw, ())
-            elif self._trace is not None or not held.words or _holds(raw, held.words):
-                self._look(first + at + 1, at, raw, held.patterns)
+        # One call for all lines: what is done for each in turn decides how fast a log is read.
+        small = b"\n".join(lines).lower()
+        kinds = small.translate(None, _DIGITS).split(b"\n")
+        known = list(map(self._kinds.get, kinds, repeat(_NEW)))
+        tells = {kind: kind is not None and kind.may_show(small) for kind in set(known)}
+        following = 0
+        for at in (*compress(range(len(lines)), map(tells.get, known)), len(lines)):
+            while self._trace is not None and following < at:
+                self._look(first + following + 1, following, lines[following], ())
+                following += 1
+            if at == len(lines):
+                break
+            raw, kind = lines[at], known[at]
+            if kind is _NEW:
+                kind = self._classify(kinds[at], raw)
+            if kind is not None and kind.may_show(raw.lower()):
+                self._look(first + at + 1, at, raw, kind.patterns)
+            elif self._trace is not None:
+                self._look(first + at + 1, at, raw, ())
+            following = at + 1
         self.lines_read = first + len(lines)
 
     def finish(self) -> None:
@@ -220,7 +271,7 @@ class Scanner:
     def say(self, text: str) -> None:
         """Add a line of our own, such as the exit status."""
         raw = text.encode()
-        held = self._classify(raw.translate(None, _DIGITS), raw)
+        held = self._classify(raw.translate(_SMALL, _DIGITS), raw)
         if held is not None:
             self._look(0, -1, raw, held.patterns)
 
@@ -231,21 +282,31 @@ class Scanner:
 
     def _classify(self, kind: bytes, raw: bytes) -> _Kind | None:
         """What a line of this kind may hold; None for nothing that matters."""
-        found: _Kind | None = None
-        if not any(words in raw for words in _SPOKEN):
-            escaped = b"\x1b" in raw
-            limit = len(raw) if _ECHO_OF_ARGUMENTS.encode() in raw else SEARCHED_CHARACTERS
-            small = (_ESCAPES.sub(b"", raw) if escaped else raw)[:limit].lower()
-            patterns, mark = self._index.candidates(small)
-            if mark:
-                found = _Kind(patterns, ())
-            elif patterns:
-                exact = {words.encode() for number in patterns for words in self._held[number][0].exact}
-                fewest = tuple(words for words in exact if not any(w in words for w in exact if w != words))
-                found = _Kind(patterns, () if escaped else fewest)
-        if len(self._kinds) < _KINDS_KEPT:
+        if kind in self._kinds:
+            return self._kinds[kind]
+        found = None if self._index.dull(kind) else self._read_kind(kind, raw)
+        if self._room > 0:
+            self._room -= len(kind)
             self._kinds[kind] = found
         return found
+
+    def _read_kind(self, kind: bytes, raw: bytes) -> _Kind | None:
+        limit, escaped = SEARCHED_CHARACTERS, b"\x1b" in raw
+        if escaped:
+            raw = _ESCAPES.sub(b"", raw)
+            kind = raw.translate(_SMALL, _DIGITS)
+        if _ECHO_OF_ARGUMENTS.encode() in raw:
+            limit = len(raw)
+        patterns, mark = self._index.candidates(kind[:limit], raw[:limit].lower())
+        if mark:
+            found = _Kind(patterns, ())
+        elif patterns:
+            exact = {words.encode() for number in patterns for words in self._held[number][0].exact}
+            fewest = tuple(words for words in exact if not any(w in words for w in exact if w != words))
+            found = _Kind(patterns, () if escaped else fewest)
+        else:
+            return None
+        return None if any(words in kind for words in _SPOKEN) else found
 
     def _look(self, number: int, at: int, raw: bytes, held: Iterable[int]) -> None:
         for line in clean_lines(raw):

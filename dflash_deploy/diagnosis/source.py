@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dflash_deploy.errors import DeployError, ExitCode
 
-BLOCK_BYTES = 1 << 21
+BLOCK_BYTES = 1 << 18
 LONGEST_LINE_BYTES = 1 << 16
 """What is looked at of a line; the rest of a longer one is passed over."""
 

@@ -116,7 +116,8 @@ def test_no_pattern_runs_away_on_lines_made_against_it():
 def test_lines_of_a_serving_server_cost_one_look():
     index = Index(load_catalogue())
     for line in logs.BOOT["serving"][1:]:
-        patterns, mark = index.candidates(line.lower().encode())
+        small = line.lower().encode()
+        patterns, mark = index.candidates(small.translate(None, b"0123456789"), small)
         held = {words for number in patterns for words in index.held[number][0].exact}
         assert not mark
         assert not any(words in line.lower() for words in held), line
