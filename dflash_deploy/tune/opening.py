@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_deploy.errors import DeployError, ExitCode
@@ -38,11 +38,13 @@ class Place:
     Attributes:
         python: interpreter of the engine, None for the profile's own or that of the chosen environment.
         port: None for a free one each time.
+        gpu: number of the card as ``nvidia-smi`` counts, None for what the engine takes by itself.
     """
 
     python: Path | None
     host: str
     port: int | None
+    gpu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def open_new(
         python = python or profile.engine.python or default_python()
         profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"python": python})})
         rig = real_rig(profile, place)
-        card = card_here(profile)
+        card = card_here(profile, place.gpu)
     _require_flags(profile, rig.launcher, simulated=simulate is not None)
     _require_address(place)
     folder, study = create_study(
@@ -175,7 +177,8 @@ def real_rig(profile: Profile, place: Place) -> Rig:
         DeployError: there is no engine, or no model where the profile says.
     """
     launcher = real_launcher(profile, place.python, host=place.host, port=place.port)
-    gpu = _gpu_here(profile)
+    launcher = replace(launcher, env={**launcher.env, **_choice(place.gpu)})
+    gpu = _gpu_here(profile, place.gpu)
     if gpu is None:
         return Rig(launcher, None, None)
     index = gpu.index
@@ -183,18 +186,33 @@ def real_rig(profile: Profile, place: Place) -> Rig:
     return Rig(launcher, gpu.memory_total_mib, gauge)
 
 
-def _gpu_here(profile: Profile) -> Gpu | None:
+def _choice(gpu: int | None) -> dict[str, str]:
+    """Variables that show a server the chosen card alone."""
+    if gpu is None:
+        return {}
+    # CUDA counts the fastest card first unless it is told otherwise.
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(gpu)}
+
+
+def _gpu_here(profile: Profile, wanted: int | None) -> Gpu | None:
     """The card that a server started here would take first."""
-    reading = read_gpus({**os.environ, **profile.env})
+    reading = read_gpus({**os.environ, **profile.env, **_choice(wanted)})
     visible = reading.visible if reading.visible is not None else tuple(gpu.index for gpu in reading.gpus)
     by_index = {gpu.index: gpu for gpu in reading.readable}
+    if wanted is not None and wanted not in by_index:
+        there = ", ".join(map(str, sorted(by_index))) or "none"
+        raise DeployError(
+            f"there is no card {wanted} that can be read here (there: {there})",
+            fix="dflash-deploy probe",
+            exit_code=ExitCode.MISSING,
+        )
     return next((by_index[index] for index in visible if index in by_index), None)
 
 
-def card_here(profile: Profile) -> str | None:
+def card_here(profile: Profile, gpu: int | None = None) -> str | None:
     """Id of that card, as far as it is known."""
-    gpu = _gpu_here(profile)
-    card = match_card(gpu.name, gpu.memory_total_mib) if gpu and gpu.name else None
+    found = _gpu_here(profile, gpu)
+    card = match_card(found.name, found.memory_total_mib) if found and found.name else None
     return card.id if card else profile.card
 
 
