@@ -18,6 +18,7 @@ from dflash_deploy.bench.workloads import Prompt
 MAX_ANSWER_CHARS = 4 << 20
 _MOST_TOOL_CALLS = 64
 _DONE = b"[DONE]"
+_parse = json.JSONDecoder().decode
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class _Answer:
             self.done = True
             return
         try:
-            event = json.loads(data)
+            event = _parse(data.decode())
         except (ValueError, RecursionError):
             raise Failure("broken", f"broken JSON in the stream: {excerpt(data)}") from None
         if not isinstance(event, dict):

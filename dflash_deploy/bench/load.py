@@ -90,6 +90,7 @@ class Player:
         *,
         requests: int | None = None,
         duration_s: float | None = None,
+        name: str = "",
         on_answer: Callable[[RequestResult], None] = lambda _: None,
     ) -> list[RequestResult]:
         """Each user sends the next request as soon as the last is answered.
@@ -98,6 +99,7 @@ class Player:
             users: at once.
             requests: to send in all, None for as many as fit.
             duration_s: no request begins later than this, in seconds of the clock; None for no end.
+            name: goes into the salt, so that two loads with one salt ask different prompts.
             on_answer: told of every answer.
         """
         if requests is None and duration_s is None:
@@ -111,7 +113,7 @@ class Player:
                 number = next(numbers, None)
                 if number is None:
                     return
-                question = await self._prepare(self.load.prompt(number, str(number)))
+                question = await self._prepare(self.load.prompt(number, f"{name}{number}"))
                 result = (await self._ask(question, index)).by_our_clock
                 results.append(result)
                 on_answer(result)
@@ -127,19 +129,21 @@ class Player:
         self,
         arrivals_s: Sequence[float],
         *,
+        name: str = "",
         on_answer: Callable[[RequestResult], None] = lambda _: None,
     ) -> list[RequestResult]:
         """A request at each of these moments, however many are still being answered.
 
         Args:
             arrivals_s: seconds of the clock from now on, in order.
+            name: goes into the salt.
             on_answer: told of every answer.
         """
         begun = time.perf_counter() + _CONNECT_AHEAD_S
 
         async def one(number: int, due: float) -> RequestResult:
             await asyncio.sleep(due - _CONNECT_AHEAD_S - time.perf_counter())
-            question = await self._prepare(self.load.prompt(number, str(number)))
+            question = await self._prepare(self.load.prompt(number, f"{name}{number}"))
             await asyncio.sleep(due - time.perf_counter())
             late_s = max(0.0, time.perf_counter() - due)
             result = (await self._ask(question, number, waited_s=late_s)).by_our_clock

@@ -200,6 +200,51 @@ def read_gpus(environ: Mapping[str, str] | None = None) -> GpuReading:
     )
 
 
+@dataclass(frozen=True)
+class GpuSample:
+    """A card at one moment, in what changes while it works; None where the driver does not tell."""
+
+    clock_sm_mhz: int | None
+    clock_memory_mhz: int | None
+    power_w: float | None
+    temperature_c: int | None
+    clock_reasons: tuple[str, ...] | None
+    vram_used_mib: int | None
+
+
+def gpu_sample(gpu: int | str) -> GpuSample | None:
+    """Look at one card; quick enough to repeat while measuring.
+
+    NVML stays open in this process after the first call.
+
+    Args:
+        gpu: NVML index or UUID.
+
+    Returns:
+        None where the card is not there.
+    """
+    with suppress(pynvml.NVMLError, UnicodeError):
+        nvml.hold()
+        handle = _handle(gpu)
+        answers = _Answers()
+        memory = answers.ask("memory", *_memory_queries(handle))
+        power_mw = answers.ask("power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+        reasons = answers.ask("clock_reasons", *_reason_queries(handle))
+        return GpuSample(
+            clock_sm_mhz=answers.ask(
+                "clock_sm", lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+            ),
+            clock_memory_mhz=answers.ask(
+                "clock_memory", lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+            ),
+            power_w=None if power_mw is None else power_mw / 1000,
+            temperature_c=answers.ask("temperature", *_temperature_queries(handle)),
+            clock_reasons=None if reasons is None else clock_reasons(reasons),
+            vram_used_mib=None if memory is None else int(memory.used) >> 20,
+        )
+    return None
+
+
 def vram_used_mib(gpu: int | str) -> int | None:
     """Memory in use on one card; quick enough to sample while measuring.
 
@@ -311,16 +356,8 @@ def _read_one(index: int, handle: object, answers: _Answers) -> Gpu:
         lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle),
     )
     default_limit_mw = ask("power_limit_default_w", pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
-    reasons = answers.ask(
-        "clock_reasons",
-        lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-        lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-    )
-    temperature = answers.ask(
-        "temperature_c",
-        lambda: pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU),
-        lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-    )
+    reasons = answers.ask("clock_reasons", *_reason_queries(handle))
+    temperature = answers.ask("temperature_c", *_temperature_queries(handle))
     ecc = ask("ecc", pynvml.nvmlDeviceGetEccMode)
     mig = ask("mig", pynvml.nvmlDeviceGetMigMode)
     persistence = ask("persistence_mode", pynvml.nvmlDeviceGetPersistenceMode)
@@ -366,6 +403,20 @@ def _memory_queries(handle: object) -> tuple[Callable[[], pynvml.c_nvmlMemory_t]
     return (
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
+    )
+
+
+def _reason_queries(handle: object) -> tuple[Callable[[], int], ...]:
+    return (
+        lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+        lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    )
+
+
+def _temperature_queries(handle: object) -> tuple[Callable[[], int], ...]:
+    return (
+        lambda: pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU),
+        lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     )
 
 

@@ -21,7 +21,7 @@ class Metrics:
     ``prompt_tokens_total`` and ``generation_tokens_total`` grow when a request ends,
     ``realtime_tokens_total`` while it runs. Usages are shares from 0 to 1. The speculative figures are those
     of the last window the server logged (``--decode-log-interval`` decode steps), so a short request may not
-    show in them.
+    show in them. ``queue_s_total`` is what all requests have waited, ``queued_total`` how many did.
     """
 
     spec_accept_length: float | None = None
@@ -42,6 +42,8 @@ class Metrics:
     aborted_requests_total: float | None = None
     retracted_requests_total: float | None = None
     free_at_start_gib: float | None = None
+    queue_s_total: float | None = None
+    queued_total: float | None = None
 
 
 def _mean(values: list[float]) -> float:
@@ -67,6 +69,8 @@ _SOURCES: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "requests_total": ("num_requests_total", sum),
     "aborted_requests_total": ("num_aborted_requests_total", sum),
     "retracted_requests_total": ("num_retracted_requests_total", sum),
+    "queue_s_total": ("queue_time_seconds_sum", sum),
+    "queued_total": ("queue_time_seconds_count", sum),
     "free_at_start_gib": ("startup_available_gpu_memory_gb", min),
 }
 

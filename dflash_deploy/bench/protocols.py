@@ -1,0 +1,423 @@
+"""Ways of measuring that have a name, so that two people's figures were got in the same way.
+
+A protocol is data; ``run_protocol`` plays any of them against any server and returns values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from dflash_deploy.bench.chat import Sampling
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.load import Load, Player, poisson
+from dflash_deploy.bench.measure import DEFAULT_STALL_S, patience
+from dflash_deploy.bench.measurement import LoadFigures, RequestResult
+from dflash_deploy.bench.prompts import lasting, mixed_prompts
+from dflash_deploy.bench.server_side import ServerFigures, between, standing
+from dflash_deploy.bench.telemetry import GpuWatch, Telemetry
+from dflash_deploy.bench.workloads import Prompt, Task
+from dflash_deploy.bench.workloads.lengths import fit, server_counter
+from dflash_deploy.machine.gpu import GpuSample
+
+_SLOWEST_TOKENS_PER_S = 0.5
+_WINDOW_S = 60.0
+_ROOM_TOKENS = 16
+"""Between a prompt with its answer and the longest context: a template may end an answer with some."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a server is measured.
+
+    Attributes:
+        summary: in a sentence.
+        shape: ``rounds``: all users at once, and again when all are done; ``closed``: each user asks as soon
+            as the last answer is there; ``ladder``: one user, prompts of given lengths.
+        users: levels of users at once, one after the other.
+        output_tokens: of each answer.
+        warm_up: unmeasured rounds before a level (of ``rounds`` they are shown, marked cold).
+        rounds: measured ones; of ``closed``: requests of each user.
+        duration_s: of ``closed``: ends the level in place of ``rounds``.
+        prompt_tokens: lengths of ``ladder``, those longer than the context left out.
+        tasks: what is asked, by weight.
+    """
+
+    name: str
+    summary: str
+    shape: Literal["rounds", "closed", "ladder"]
+    users: tuple[int, ...] = (1,)
+    output_tokens: int = 1024
+    warm_up: int = 1
+    rounds: int = 1
+    duration_s: float | None = None
+    prompt_tokens: tuple[int, ...] = ()
+    tasks: tuple[tuple[Task, float], ...] = (("instruction", 1.0),)
+
+
+PROTOCOLS = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            Protocol(
+                "write-up-single",
+                "one user, 1,024 tokens, greedy, no thinking; a cold round and three measured ones",
+                "rounds",
+                rounds=3,
+            ),
+            Protocol(
+                "write-up-four",
+                "four users at once, 1,024 tokens each, greedy, no thinking; a cold round and a warm one",
+                "rounds",
+                users=(4,),
+            ),
+            Protocol(
+                "latency",
+                "one user, short answers one after the other: the waits for the first token and the others",
+                "closed",
+                output_tokens=128,
+                rounds=24,
+                tasks=(("instruction", 1.0), ("code", 1.0), ("math", 1.0), ("prose", 1.0)),
+            ),
+            Protocol(
+                "throughput",
+                "more and more users, each asking again at once: where the total stops growing",
+                "closed",
+                users=(1, 2, 4, 8, 16),
+                output_tokens=256,
+                rounds=4,
+                tasks=(("instruction", 1.0), ("code", 1.0), ("math", 1.0), ("prose", 1.0)),
+            ),
+            Protocol(
+                "soak",
+                "four users without a pause for half an hour, minute by minute: does it stay as fast",
+                "closed",
+                users=(4,),
+                output_tokens=512,
+                duration_s=1800.0,
+                tasks=(("instruction", 1.0), ("code", 1.0), ("math", 1.0), ("prose", 1.0)),
+            ),
+            Protocol(
+                "context-ladder",
+                "one user with longer and longer prompts: speed of prefill and of decoding at each length",
+                "ladder",
+                output_tokens=128,
+                rounds=2,
+                prompt_tokens=(1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
+            ),
+        )
+    }
+)
+
+
+@dataclass(frozen=True)
+class UserRow:
+    """What one user saw, over the requests of a level."""
+
+    user: int
+    requests: int
+    output_tokens: int
+    ttft_s: float | None
+    tokens_per_s: float | None
+    latency_s: float | None
+    errors: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """One load, and what it came to.
+
+    Attributes:
+        label: ``cold``, ``round 2``, ``8 users``, ``minute 3``, ``4096 tokens`` …
+        users: at once.
+        cold: the first load after a start reads low: not to be compared with others.
+        prompt_tokens: of each prompt where the protocol sets them, as the server counts.
+        prefill_tokens_per_s: prompt tokens over the median TTFT, where the protocol sets them.
+        requests: every one of them.
+    """
+
+    label: str
+    users: int
+    cold: bool
+    figures: LoadFigures
+    per_user: tuple[UserRow, ...]
+    requests: tuple[RequestResult, ...]
+    prompt_tokens: int | None = None
+    prefill_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """A protocol as it went.
+
+    Attributes:
+        kind: ``simulated`` where the server is a simulated one.
+        levels: in the order in which they were played.
+        server: the server's own view of all of it, None where it has none.
+        gpu: None without a card of this machine.
+        stopped: why it ended before its last level, in words; None where it did not.
+        notes: what a reader of the figures must know.
+    """
+
+    protocol: Protocol
+    endpoint: Endpoint
+    kind: Literal["measured", "simulated"]
+    levels: tuple[Level, ...]
+    server: ServerFigures | None
+    gpu: Telemetry | None
+    stopped: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person may set of any protocol.
+
+    Attributes:
+        prompts: in place of the protocol's own.
+        salt: begins every prompt, so that no cache can help; None where the workload is about caches.
+        stall_s: bound on the wait for anything, in server seconds.
+        estimate_tokens: take a chunk for a token where the server does not count.
+        rate_per_s: of ``closed`` protocols: requests come at random at this rate in place of users who wait
+            for their answers (open loop); the number of requests stays.
+        seed: of that randomness.
+    """
+
+    prompts: Sequence[Prompt] | None = None
+    salt: str | None = ""
+    stall_s: float = DEFAULT_STALL_S
+    estimate_tokens: bool = False
+    rate_per_s: float | None = None
+    seed: int = 0
+
+
+def run_protocol(
+    endpoint: Endpoint,
+    protocol: Protocol,
+    options: Options = Options(),
+    *,
+    gpu: Callable[[], GpuSample | None] | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> ProtocolResult:
+    """Play a protocol. Whatever the server does is a value; not to be called from a coroutine.
+
+    Args:
+        endpoint: from ``endpoint.discover``.
+        protocol: one of ``PROTOCOLS``, or one like it.
+        options: what a person set.
+        gpu: looks at the card that serves, None without one.
+        on_progress: told what is going on, in a few words.
+
+    Raises:
+        ValueError: the endpoint's address is none.
+    """
+    salt = secrets.token_hex(4) if options.salt == "" else options.salt
+    play = _Play(endpoint, protocol, replace(options, salt=salt), on_progress)
+    before = standing(endpoint)
+    with ExitStack() as stack:
+        watch = stack.enter_context(GpuWatch(gpu)) if gpu is not None else None
+        play.all()
+    return ProtocolResult(
+        protocol=protocol,
+        endpoint=endpoint,
+        kind="simulated" if endpoint.simulated else "measured",
+        levels=tuple(play.levels),
+        server=between(before, standing(endpoint)),
+        gpu=watch.telemetry() if watch else None,
+        stopped=play.stopped,
+        notes=tuple(play.notes),
+    )
+
+
+class _Play:
+    """One run of a protocol, as far as it has come."""
+
+    def __init__(
+        self, endpoint: Endpoint, protocol: Protocol, options: Options, tell: Callable[[str], None]
+    ) -> None:
+        self._endpoint = endpoint
+        self._protocol = protocol
+        self._options = options
+        self._tell = tell
+        self.levels: list[Level] = []
+        self.notes: list[str] = []
+        self.stopped: str | None = None
+
+    def all(self) -> None:
+        if self._options.salt is None:
+            self.notes.append("prompts are not salted: prefix caches may have helped")
+        match self._protocol.shape:
+            case "rounds":
+                asyncio.run(self._rounds())
+            case "closed":
+                asyncio.run(self._closed())
+            case "ladder":
+                self._ladder()
+        if any(level.figures.tokens_estimated for level in self.levels):
+            self.notes.append(
+                "the server does not count its tokens: a chunk was taken for one, so the true figures are"
+                " these or higher"
+            )
+        if any(
+            one.output_tokens != self._protocol.output_tokens
+            for level in self.levels
+            for one in level.requests
+            if one.error is None and not one.tokens_estimated
+        ):
+            self.notes.append(f"not every answer had {self._protocol.output_tokens} tokens")
+
+    def _player(self, prompts: Sequence[Prompt]) -> Player:
+        protocol, options, scale = self._protocol, self._options, self._endpoint.time_scale
+        total_s = 60.0 + protocol.output_tokens / _SLOWEST_TOKENS_PER_S
+        return Player(
+            Load(
+                self._endpoint,
+                prompts,
+                Sampling(protocol.output_tokens),
+                patience(options.stall_s, total_s, scale),
+                options.salt,
+                options.estimate_tokens,
+            )
+        )
+
+    def _prompts(self, count: int) -> Sequence[Prompt]:
+        return self._options.prompts or mixed_prompts(dict(self._protocol.tasks), count)
+
+    async def _rounds(self) -> None:
+        protocol = self._protocol
+        for users in protocol.users:
+            player = self._player(self._prompts(users * max(protocol.rounds, protocol.warm_up)))
+            plan = [
+                ("w", f"warm-up {number + 1}" if number else "cold") for number in range(protocol.warm_up)
+            ]
+            plan += [("r", f"round {number + 1}") for number in range(protocol.rounds)]
+            for place, (name, label) in enumerate(plan):
+                self._tell(f"{users} {_plural('user', users)}, {label}")
+                number = place if name == "w" else place - protocol.warm_up
+                played = await player.round(users, name, number)
+                self._add(label, users, played.requests, cold=name == "w")
+                if self.stopped:
+                    return
+
+    async def _closed(self) -> None:
+        protocol, options = self._protocol, self._options
+        for users in protocol.users:
+            requests = users * protocol.rounds
+            player = self._player(self._prompts(max(requests, 64)))
+            if protocol.warm_up:
+                self._tell(f"{users} {_plural('user', users)}, warm-up")
+                for number in range(protocol.warm_up):
+                    await player.round(users, f"w{users}-", number)
+            label = f"{users} {_plural('user', users)}"
+            self._tell(label)
+            if options.rate_per_s is not None:
+                if protocol.duration_s is not None:
+                    requests = max(1, round(options.rate_per_s * protocol.duration_s))
+                arrivals = poisson(options.rate_per_s, requests, seed=options.seed)
+                results = await player.open(arrivals, name=f"{users}-")
+                self._add(f"{options.rate_per_s:g} requests/s", users, results, by_user=False)
+            elif protocol.duration_s is not None:
+                results = await player.closed(users, duration_s=protocol.duration_s, name=f"{users}-")
+                self._add(label, users, results)
+                self._by_minute(users, results)
+            else:
+                results = await player.closed(users, requests=requests, name=f"{users}-")
+                self._add(label, users, results)
+            if self.stopped:
+                return
+
+    def _by_minute(self, users: int, results: Sequence[RequestResult]) -> None:
+        """The answers that ended in each minute."""
+        begun = min(one.sent_s for one in results)
+        minutes: dict[int, list[RequestResult]] = {}
+        for one in results:
+            minutes.setdefault(int((one.sent_s + one.total_s - begun) / _WINDOW_S), []).append(one)
+        for minute in sorted(minutes):
+            self._add(f"minute {minute + 1}", users, minutes[minute], keep=False)
+
+    def _ladder(self) -> None:
+        protocol, endpoint = self._protocol, self._endpoint
+        count = server_counter(endpoint.base_url, endpoint.model, api_key=endpoint.api_key)
+        longest = endpoint.context_tokens
+        base = (self._options.prompts or lasting("instruction"))[0]
+        for wanted in protocol.prompt_tokens:
+            if longest is not None and wanted + protocol.output_tokens + _ROOM_TOKENS > longest:
+                self.notes.append(f"the context of {longest:,} tokens has no room for a prompt of {wanted:,}")
+                return
+            self._tell(f"{wanted} tokens: making a prompt of that length")
+            prompts = []
+            for number in range(protocol.rounds):
+                salt = None if self._options.salt is None else f"{self._options.salt}-{wanted}-{number}"
+                fitted = fit(base, wanted, count, salt=salt)
+                if fitted is None:
+                    self.stopped = f"{wanted} tokens: the server does not count a prompt's tokens"
+                    return
+                prompts.append(fitted)
+            self._tell(f"{wanted} tokens")
+            player = self._player([one.prompt for one in prompts])
+            player.load = replace(player.load, salt=None)
+            results = asyncio.run(player.closed(1, requests=protocol.rounds))
+            tokens = min(one.tokens for one in prompts)
+            self._add(f"{tokens} tokens", 1, results, prompt_tokens=tokens)
+            if self.stopped:
+                return
+
+    def _add(
+        self,
+        label: str,
+        users: int,
+        results: Sequence[RequestResult],
+        *,
+        cold: bool = False,
+        prompt_tokens: int | None = None,
+        keep: bool = True,
+        by_user: bool = True,
+    ) -> None:
+        figures = LoadFigures.of(results)
+        prefill = None
+        if prompt_tokens is not None and figures.ttft_s is not None and figures.ttft_s.median > 0:
+            prefill = prompt_tokens / figures.ttft_s.median
+        self.levels.append(
+            Level(
+                label=label,
+                users=users,
+                cold=cold,
+                figures=figures,
+                per_user=_per_user(results) if by_user else (),
+                requests=tuple(results) if keep else (),
+                prompt_tokens=prompt_tokens,
+                prefill_tokens_per_s=prefill,
+            )
+        )
+        if figures.errors and sum(figures.errors.values()) == figures.requests:
+            self.stopped = f"{label}: {figures.first_error}"
+
+
+def _per_user(results: Sequence[RequestResult]) -> tuple[UserRow, ...]:
+    rows = []
+    for user in sorted({one.user for one in results}):
+        theirs = [one for one in results if one.user == user]
+        answered = [one for one in theirs if one.error is None]
+        speeds = [speed for one in answered if (speed := one.decode_tokens_per_s) is not None]
+        rows.append(
+            UserRow(
+                user=user,
+                requests=len(theirs),
+                output_tokens=sum(one.output_tokens for one in answered),
+                ttft_s=statistics.median(one.ttft_s for one in answered) if answered else None,
+                tokens_per_s=statistics.median(speeds) if speeds else None,
+                latency_s=statistics.median(one.total_s for one in answered) if answered else None,
+                errors=len(theirs) - len(answered),
+            )
+        )
+    return tuple(rows)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,165 @@
+"""Prompts of an exact number of tokens, as the server itself counts them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import httpx
+
+from dflash_deploy.bench.workloads.prompt import Message, Prompt
+
+_MOST_TRIES = 24
+_LARGEST_ANSWER = 8 << 20
+_WORDS = (
+    "river",
+    "stone",
+    "garden",
+    "window",
+    "paper",
+    "silver",
+    "morning",
+    "letter",
+    "bridge",
+    "candle",
+    "forest",
+)
+
+Counter = Callable[[Prompt], int | None]
+"""Tokens of a prompt with its template; None where the server cannot be asked."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A prompt, and its length as the server counts it."""
+
+    prompt: Prompt
+    tokens: int
+
+
+def fit(prompt: Prompt, tokens: int, count: Counter, *, salt: str | None = None) -> Fitted | None:
+    """The prompt with words put in front of its question, so that it has ``tokens`` tokens.
+
+    Words rarely are one token each, so the number of words is sought; where no number of words hits it, the
+    nearest below is given, and ``Fitted.tokens`` says so.
+
+    Args:
+        prompt: to lengthen.
+        tokens: wanted in all, template and system prompt among them.
+        count: from ``server_counter``.
+        salt: begins the prompt, and is counted with it.
+
+    Returns:
+        None where the server cannot count, or the bare prompt is longer already.
+    """
+    shortest = prompt if salt is None else prompt.salted(salt)
+    bare = count(shortest)
+    if bare is None or bare > tokens:
+        return None
+    # The largest number of words that does not go over, between a number that fits and one that does not.
+    fits, over = 0, None
+    best = Fitted(shortest, bare)
+    per_word = 1.3
+    for _ in range(_MOST_TRIES):
+        if best.tokens == tokens:
+            break
+        step = max(1, round((tokens - best.tokens) / per_word))
+        guess = fits + step
+        if over is not None:
+            guess = min(guess, over - 1)
+        if guess <= fits:
+            break
+        longer = _lengthened(prompt, guess, salt)
+        counted = count(longer)
+        if counted is None:
+            return None
+        per_word = max(0.2, (counted - bare) / guess)
+        if counted <= tokens:
+            fits, best = guess, Fitted(longer, counted)
+        else:
+            over = guess
+            if guess - fits > 1:
+                per_word = max(per_word, (tokens - best.tokens) / (guess - fits - 1) * 1.01)
+    return _filled_up(best, tokens, count)
+
+
+def _filled_up(best: Fitted, tokens: int, count: Counter) -> Fitted:
+    """Letters are one token each with every tokenizer that we know."""
+    missing = tokens - best.tokens
+    for tail in (" a" * missing, " a" * (missing - 1) + "."):
+        if missing <= 0:
+            break
+        message = best.prompt.messages[-1]
+        longer = replace(
+            best.prompt, messages=(*best.prompt.messages[:-1], Message("user", message.content + tail))
+        )
+        counted = count(longer)
+        if counted is not None and best.tokens < counted <= tokens:
+            return Fitted(longer, counted)
+    return best
+
+
+def _lengthened(prompt: Prompt, words: int, salt: str | None) -> Prompt:
+    filler = " ".join(_WORDS[place * place % len(_WORDS)] for place in range(words))
+    message = Message("user", f"{filler}\n\n{prompt.question}")
+    longer = replace(prompt, messages=(*prompt.messages[:-1], message))
+    return longer if salt is None else longer.salted(salt)
+
+
+def server_counter(base_url: str, model: str, *, api_key: str | None, timeout_s: float = 60.0) -> Counter:
+    """Count by asking the server: its ``/tokenize`` where that takes messages (SGLang), else for one token.
+
+    The latter costs a prefill for each question, and its ``usage`` is right with any engine. Not to be called
+    from a coroutine.
+    """
+    tokenizes = True
+
+    def count(prompt: Prompt) -> int | None:
+        nonlocal tokenizes
+        messages = [message._asdict() for message in prompt.messages]
+        template = {"chat_template_kwargs": {"enable_thinking": False}}
+        if tokenizes:
+            answer = ask("/tokenize", {"model": model, "messages": messages, **template})
+            if (tokens := _whole(answer, "count")) is not None:
+                return tokens
+            tokenizes = False
+        answer = ask(
+            "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1, **template}
+        )
+        usage = answer.get("usage")
+        return _whole(usage if isinstance(usage, dict) else {}, "prompt_tokens")
+
+    def ask(path: str, body: dict[str, object]) -> dict[str, object]:
+        try:
+            return asyncio.run(_asked(base_url + path, body, api_key, timeout_s))
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError):
+            return {}
+
+    return count
+
+
+async def _asked(
+    url: str, body: dict[str, object], api_key: str | None, timeout_s: float
+) -> dict[str, object]:
+    headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {api_key}"} if api_key else {})}
+    data = bytearray()
+    async with (
+        asyncio.timeout(timeout_s),
+        httpx.AsyncClient(timeout=None, trust_env=False, verify=url.startswith("https:")) as client,  # noqa: S113
+        client.stream("POST", url, json=body, headers=headers) as answer,
+    ):
+        async for piece in answer.aiter_raw():
+            data += piece
+            if len(data) > _LARGEST_ANSWER:
+                return {}
+        if answer.status_code != 200:
+            return {}
+    parsed: object = json.loads(data)
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _whole(content: dict[str, object], key: str) -> int | None:
+    value = content.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
