@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -174,7 +173,7 @@ def _place(name: str | None, url: str | None, api_key_file: Path | None, timeout
 
     def look() -> list[Place] | DeployError:
         try:
-            return [_with_own_key(place) for place in places_sought(name, url, api_key_file)]
+            return places_sought(name, url, api_key_file)
         except DeployError as error:
             return DeployError(error.message, fix=error.fix, exit_code=_UNKNOWN)
 
@@ -200,19 +199,6 @@ def _answers(place: Place) -> bool:
     from dflash_deploy.watch.health.serving import listens
 
     return place.base_url is not None and listens(place.base_url, 1.0)
-
-
-def _with_own_key(place: Place) -> Place:
-    """A unit's own key is sent to that unit alone; who may not read it asks without."""
-    from dflash_deploy.watch import places, units
-
-    if place.unit is None or place.api_key is not None:
-        return place
-    file = units.api_key_file(place.unit)
-    try:
-        return place if file is None else replace(place, api_key=places.read_api_key(file))
-    except DeployError:
-        return place
 
 
 def _act(place: Place, seen: Health, checks: int, cool_down_s: float) -> str:

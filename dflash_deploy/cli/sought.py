@@ -34,7 +34,26 @@ ApiKeyFile = Annotated[
 
 
 def places_sought(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:
-    """Where servers may be, from what a person named."""
+    """Where servers may be, from what a person named, each with its key as far as it may be read."""
+    return [_with_own_key(place) for place in _sought(name, url, api_key_file)]
+
+
+def _with_own_key(place: Place) -> Place:
+    """A unit's own key is sent to that unit alone; who may not read it asks without."""
+    from dflash_deploy.watch import places, units
+    from dflash_deploy.watch.recorded import installed
+
+    if place.unit is None or place.api_key is not None:
+        return place
+    known = installed(place.unit)
+    file = units.api_key_file(place.unit) if known is None else known.api_key_file
+    try:
+        return place if file is None else replace(place, api_key=places.read_api_key(Path(file)))
+    except DeployError:
+        return place
+
+
+def _sought(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:
     from dflash_deploy.watch import places
     from dflash_deploy.watch.units import read_units
 

@@ -66,7 +66,7 @@ def status(
         )
     if watch:
         _watch(
-            lambda: gather(places_sought(name, url, api_key_file), timeout_s=timeout_s),
+            lambda: gather(places_sought(name, url, api_key_file), timeout_s=timeout_s, keep=True),
             name,
             every_s,
             times,

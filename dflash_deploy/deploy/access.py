@@ -17,11 +17,13 @@ _NOBODY = 65534
 _ASK_S = 60.0
 _MOST_FILES = 500
 _HIDDEN = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - named, not written to
-# Prints each path that may not be read, or not be entered where it is a folder.
+# Prints each folder on the way that may not be entered; behind "--", each path that may not be read.
 _LOOK = """
-for path in "$@"; do
-  if [ -d "$path" ]; then [ -r "$path" ] && [ -x "$path" ] || echo "$path"
-  else [ -r "$path" ] || echo "$path"; fi
+while [ "$1" != -- ]; do [ -x "$1" ] || echo "$1"; shift; done
+shift
+for path; do
+  [ -r "$path" ] || echo "$path"
+  [ ! -d "$path" ] || [ -x "$path" ] || echo "$path"
 done
 """
 
@@ -78,7 +80,7 @@ def why_not(who: Account, what: str, folder: Path, *, files: Sequence[Path] = ()
     wanted = [folder, *files][:_MOST_FILES]
     # A link leads to what must be readable too.
     ways = {parent for path in wanted for one in (path, path.resolve()) for parent in one.parents}
-    closed = _unreadable(who, [*sorted(ways), *wanted])
+    closed = _closed(who, sorted(ways), wanted)
     if not closed:
         return None
     # Only the way in: what lies behind a closed folder cannot be read either, whatever its own bits are.
@@ -100,16 +102,16 @@ def _fix(who: Account, blocked: Sequence[Path], folder: Path) -> str:
     ways = " ".join(shlex.quote(str(path)) for path in blocked)
     if who.name is not None and shutil.which("setfacl"):
         first = f"setfacl -m u:{who.name}:x {ways} && " if ways else ""
-        return f"sudo sh -c {shlex.quote(f'{first}setfacl -R -m u:{who.name}:rX {tree}')}"
+        return f"{first}setfacl -R -m u:{who.name}:rX {tree}"
     first = f"chmod o+x {ways} && " if ways else ""
     mine = "" if who.name else "; or --run-as an account that may read it"
-    return f"sudo sh -c {shlex.quote(f'{first}chmod -R o+rX {tree}')}{mine}"
+    return f"{first}chmod -R o+rX {tree}{mine}"
 
 
-def _unreadable(who: Account, paths: Sequence[Path]) -> list[Path]:
+def _closed(who: Account, ways: Sequence[Path], wanted: Sequence[Path]) -> list[Path]:
     """Asked of the kernel, as that account: permission bits, access lists and mounts all count."""
     done = subprocess.run(
-        ["/bin/sh", "-c", _LOOK, "sh", *map(str, paths)],
+        ["/bin/sh", "-c", _LOOK, "sh", *map(str, ways), "--", *map(str, wanted)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         cwd="/",

@@ -103,23 +103,14 @@ while True:
 """
 
 # The engine logs its settings when it starts, the key among them. Here it is started by a program that puts
-# another word in the key's place in every record that is logged; processes that the engine starts log none of
-# its settings.
+# another word in the key's place in all that is written to its output; processes that the engine starts log
+# none of its settings.
 _WITHOUT_KEY = """\
-import logging, runpy, sys, yaml
+import runpy, sys, yaml
 with open(sys.argv[sys.argv.index('--config') + 1], encoding='utf-8') as file:
     key = str(yaml.safe_load(file)['api-key'])
-make = logging.getLogRecordFactory()
-def without_key(*args, **more):
-    record = make(*args, **more)
-    try:
-        text = record.getMessage()
-    except Exception:
-        text = repr((record.msg, record.args))
-    if key in text:
-        record.msg, record.args = text.replace(key, '(the API key)'), ()
-    return record
-logging.setLogRecordFactory(without_key)
+for stream in (sys.stdout, sys.stderr):
+    stream.write = lambda text, write=stream.write: write(text.replace(key, '(the API key)'))
 del sys.argv[1]
 runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
 """

@@ -8,18 +8,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import psutil
 
-from dflash_deploy.engine.boot import BootRecord
+from dflash_deploy import paths
+from dflash_deploy.deploy.timer import state_folders
+from dflash_deploy.engine.boot import BootRecord, Stage
 from dflash_deploy.engine.sglang import http, metrics
 from dflash_deploy.engine.sglang.bootlog import read_boot_log
 from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.clocks import HELD_BACK
 from dflash_deploy.machine.gpu import GpuReading, read_gpus
+from dflash_deploy.machine.text import printable
+from dflash_deploy.watch import history
 from dflash_deploy.watch.bounded import within
+from dflash_deploy.watch.history import Sample, Series
 from dflash_deploy.watch.journal import unit_log
 from dflash_deploy.watch.memory import Part, split
 from dflash_deploy.watch.places import Place
@@ -34,6 +41,10 @@ _CONNECT_S = 1.0
 _FULL = 0.97
 _LITTLE_VRAM_MIB = 300
 _GPU_S = 10.0
+_LOG_S = 5.0
+HISTORY_HOURS = 6
+_HISTORY_SPANS = 36
+_KEPT_BY_TIMER_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,8 @@ class ServerStatus:
         vram: by card that it has memory of; empty where that cannot be told.
         memory: what that memory is used for; empty where that cannot be told.
         uptime_s: since its main process began.
+        stage: how far its start has come, as its log tells; None once it serves.
+        history: the last hours of its figures; empty where none were kept.
         recorded: what is recorded of the installed generation that it runs from, None where it is none.
         warnings: what is amiss though it serves, each with what helps.
     """
@@ -109,6 +122,8 @@ class ServerStatus:
     vram: tuple[Vram, ...] = ()
     memory: tuple[Part, ...] = ()
     uptime_s: float | None = None
+    stage: Stage | None = None
+    history: tuple[Series, ...] = ()
     recorded: Recorded | None = None
     warnings: tuple[Warned, ...] = ()
 
@@ -126,12 +141,13 @@ class Status:
         return any(server.health == "healthy" for server in self.servers)
 
 
-def gather(places: Sequence[Place], *, timeout_s: float) -> Status:
+def gather(places: Sequence[Place], *, timeout_s: float, keep: bool = False) -> Status:
     """Ask every place at once, and the cards.
 
     Args:
         places: where to look. A place found by its port alone is left out when nothing listens there.
         timeout_s: for a server's health check, and once more for all else that it is asked.
+        keep: keep what is seen for later looks, where no timer does so already.
     """
     (gpus,) = within(_GPU_S, [read_gpus])
     if gpus is None:
@@ -146,7 +162,7 @@ def gather(places: Sequence[Place], *, timeout_s: float) -> Status:
         answer or _silent(place, f"no answer within {timeout_s:g} s")
         for place, answer in zip(places, answers, strict=True)
     ]
-    servers = [_from_generation(server) for server in servers]
+    servers = [_with_history(_from_generation(server), keep=keep) for server in servers]
     return Status(tuple(one for one in servers if one.health != "stopped" or one.place.unit), gpus)
 
 
@@ -166,7 +182,7 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
     simulator = info.simulator if info else None
     vram = (_simulated_vram(simulator),) if simulator else _vram(pid, gpus)
     load = _load(info, metrics.parse(text) if text else None)
-    boot = _boot_record(place, deadline - time.monotonic())
+    boot = _boot_record(place, deadline - time.monotonic(), done=healthy)
     others_mib = None if simulator or len(vram) != 1 else _others_mib(vram[0], gpus)
     return ServerStatus(
         place,
@@ -187,6 +203,7 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
             others_mib=others_mib,
         ),
         uptime_s=_uptime_s(pid),
+        stage=None if healthy or boot is None else boot.stage,
         warnings=_warnings(place, load, vram, boot, gpus),
     )
 
@@ -199,16 +216,23 @@ def _uptime_s(pid: int | None) -> float | None:
     return None
 
 
-def _boot_record(place: Place, timeout_s: float) -> BootRecord | None:
-    if place.unit is None or place.unit.main_pid is None or timeout_s <= 0:
+def _boot_record(place: Place, timeout_s: float, *, done: bool) -> BootRecord | None:
+    """What the log of the unit's last start tells; one that is done is read once."""
+    if place.unit is None or timeout_s <= 0:
         return None
-    (record,) = within(timeout_s, [partial(_logged_boot, place.unit.name, place.unit.main_pid)])
+    look = (
+        partial(_done_boot, place.unit.name, place.unit.main_pid) if done else partial(_boot, place.unit.name)
+    )
+    (record,) = within(timeout_s, [look])
     return record
 
 
 @lru_cache(maxsize=16)
-def _logged_boot(unit: str, pid: int) -> BootRecord | None:  # noqa: ARG001 - another process, another start
-    """What the start of this process logged; read once, for a start is logged once."""
+def _done_boot(unit: str, pid: int | None) -> BootRecord | None:  # noqa: ARG001 - another process, another start
+    return _boot(unit)
+
+
+def _boot(unit: str) -> BootRecord | None:
     try:
         with unit_log(unit) as stream:
             return read_boot_log(line.decode(errors="replace") for line in stream)
@@ -232,6 +256,52 @@ def _from_generation(server: ServerStatus) -> ServerStatus:
 
 def _user(unit: UnitState) -> str:
     return " --user" if unit.manager == "user" else ""
+
+
+def _with_history(server: ServerStatus, *, keep: bool) -> ServerStatus:
+    """Add the last hours, as the timer's checks kept them, or a watch did."""
+    unit, now_s = server.place.unit, time.time()
+    try:
+        own = paths.state_dir() / "history" / f"{_key(server.place)}.sqlite"
+        files = [folder / f"{unit.service}.sqlite" for folder in state_folders(unit.manager)] if unit else []
+    except DeployError:
+        return server
+    kept = next((found for file in files if (found := _recent(file, now_s))), ())
+    if keep and not (kept and now_s - kept[-1].at_s < _KEPT_BY_TIMER_S):
+        history.keep(own, _sample(server, now_s), mode=0o600)
+    samples = kept or _recent(own, now_s)
+    if len(samples) < 2:
+        return server
+    return replace(
+        server, history=history.series(samples, now_s=now_s, hours=HISTORY_HOURS, spans=_HISTORY_SPANS)
+    )
+
+
+def _key(place: Place) -> str:
+    return (
+        place.unit.service if place.unit else sha256((place.base_url or place.name).encode()).hexdigest()[:24]
+    )
+
+
+def _recent(file: Path, now_s: float) -> tuple[Sample, ...]:
+    return history.read(file, since_s=now_s - HISTORY_HOURS * 3600)
+
+
+def _sample(server: ServerStatus, now_s: float) -> Sample:
+    load = server.load or Load()
+    free = [
+        one.total_mib - one.used_mib
+        for one in server.vram
+        if one.total_mib is not None and one.used_mib is not None
+    ]
+    return Sample(
+        now_s,
+        tokens_per_s=load.tokens_per_s,
+        kv_usage=load.kv_usage,
+        accept_length=load.accept_length,
+        vram_free_mib=min(free, default=None),
+        running=load.running,
+    )
 
 
 def _warnings(
@@ -298,16 +368,40 @@ def _not_listening(place: Place) -> ServerStatus:
         )
     journal = f"journalctl {'--user ' if unit.manager == 'user' else ''}-u {unit.name} -n 50"
     if unit.active in ("activating", "reloading") and unit.sub != "auto-restart":
-        return ServerStatus(place, "starting", pid=place.pid)
+        boot = _boot_record(place, _LOG_S, done=False) if place.pid else None
+        return ServerStatus(
+            place,
+            "starting",
+            pid=place.pid,
+            uptime_s=_uptime_s(place.pid),
+            stage=boot.stage if boot else None,
+        )
     if unit.active == "active":
         return ServerStatus(
             place, "unhealthy", place.pid, "its process runs, but its port is closed", journal
         )
     if unit.active == "failed" or unit.sub == "auto-restart":
-        again = "; systemd starts it again" if unit.sub == "auto-restart" else ""
-        return ServerStatus(place, "unhealthy", place.pid, f"it failed ({unit.result}){again}", journal)
+        return _failed(place, unit)
     start = f"systemctl {'--user ' if unit.manager == 'user' else ''}start {unit.name}"
     return ServerStatus(place, "stopped", problem=f"the unit is {unit.active}", fix=start)
+
+
+def _failed(place: Place, unit: UnitState) -> ServerStatus:
+    """Why it failed, and what becomes of it now."""
+    boot = _boot_record(place, _LOG_S, done=False)
+    why = f" ({unit.result})"
+    if boot is not None and boot.failure is not None:
+        why = f" in stage {boot.failure.stage}: {printable(boot.failure.message, longest=300)}"
+    if unit.sub == "auto-restart":
+        then = "; systemd starts it again in a moment"
+    elif unit.restarts or unit.result == "start-limit-hit":
+        then = f"; after {unit.restarts + 1} starts that failed, systemd starts it no more"
+    else:
+        then = ""
+    fix = f"dflash-deploy diagnose --unit {unit.name}"
+    if unit.active == "failed":
+        fix += f"; then dflash-deploy service start{_user(unit)} {unit.service}"
+    return ServerStatus(place, "unhealthy", place.pid, f"it failed{why}{then}", fix)
 
 
 def _silent(place: Place, problem: str, pid: int | None = None) -> ServerStatus:

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from dflash_deploy.machine.gpu import Gpu, GpuReading
 from dflash_deploy.machine.text import printable
 from dflash_deploy.machine.view import Section
+from dflash_deploy.watch.history import sparkline
 from dflash_deploy.watch.memory import Part
-from dflash_deploy.watch.status import Limits, Load, ServerStatus, Status, Vram
+from dflash_deploy.watch.status import HISTORY_HOURS, Limits, Load, ServerStatus, Status, Vram
 
 SCHEMA_VERSION = 1
 
@@ -64,9 +65,12 @@ def _server_json(server: ServerStatus) -> dict[str, object]:
         "vram": [asdict(vram) for vram in server.vram],
         "memory": [asdict(part) for part in server.memory],
         "uptime_s": None if server.uptime_s is None else round(server.uptime_s, 1),
+        "stage": server.stage,
+        "history": [asdict(one) for one in server.history],
         "generation": server.recorded and server.recorded.generation,
         "expected_mib": server.recorded and server.recorded.expected_mib,
         "expected_memory": [asdict(part) for part in server.recorded.memory] if server.recorded else [],
+        "stale": list(server.recorded.stale) if server.recorded else [],
         "warnings": [asdict(warned) for warned in server.warnings],
     }
 
@@ -97,7 +101,9 @@ def _server_section(server: ServerStatus) -> Section:
     if server.recorded is not None:
         router = ", the router in front of the engines" if server.recorded.router else ""
         rows.append(("generation", f"{server.recorded.generation}{router}"))
-    if server.uptime_s is not None:
+    if server.health == "starting":
+        rows.append(("starting", _starting(server)))
+    elif server.uptime_s is not None:
         rows.append(("up for", _duration(server.uptime_s)))
     if server.model or server.version:
         model = printable(server.model or "model unknown", longest=200)
@@ -110,18 +116,55 @@ def _server_section(server: ServerStatus) -> Section:
         rows.append(("load", "unknown: its metrics are off (--enable-metrics)"))
     rows += [("VRAM", f"{_vram(vram)} ({kind})") for vram in server.vram]
     if server.memory:
-        rows.append(("used for", f"{_parts(server.memory)} ({kind})"))
+        planned = server.recorded.memory if server.recorded else ()
+        rows.append(("used for", f"{_parts(server.memory, planned)} ({kind}{_planned(server)})"))
     if server.recorded is not None and server.recorded.expected_mib is not None:
-        parts = f": {_parts(server.recorded.memory)}" if server.recorded.memory else ""
+        parts = f": {_parts(server.recorded.memory)}" if server.recorded.memory and not server.memory else ""
         when = "simulated" if server.recorded.simulated else "measured"
         rows.append(
             ("planned", f"at most {server.recorded.expected_mib:,} MiB{parts} ({when} when it was tuned)")
         )
+    rows += _history(server, kind)
     for warned in server.warnings:
         rows.append(("warning", printable(warned.text, longest=300)))
         rows.append(("fix", warned.fix))
     what = " (simulated)" if server.simulated else ""
     return Section(f"{printable(place.name)}: {server.health}{what}", tuple(rows))
+
+
+def _starting(server: ServerStatus) -> str:
+    parts = [f"stage {server.stage}"] if server.stage else []
+    if server.uptime_s is not None:
+        parts.append(f"{_duration(server.uptime_s)} since its process began")
+    return ", ".join(parts) or "its process has not begun yet"
+
+
+_HISTORY = {
+    "tokens_per_s": ("tokens/s", "{:,.0f}"),
+    "kv_usage": ("KV pool", "{:.0%}"),
+    "accept_length": ("accepted", "{:.1f}"),
+    "vram_free_mib": ("free MiB", "{:,.0f}"),
+}
+
+
+def _history(server: ServerStatus, kind: str) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for one in server.history:
+        name, shape = _HISTORY[one.name]
+        top = shape.format(max(value for value in one.values if value is not None))
+        label = "" if rows else f"last {HISTORY_HOURS} h"
+        rows.append((label, f"{name} {sparkline(one.values)} to {top} ({kind})"))
+    return rows
+
+
+def _planned(server: ServerStatus) -> str:
+    if not server.recorded or not server.recorded.memory:
+        return ""
+    return (
+        ", in brackets: when it was tuned"
+        if not server.recorded.simulated
+        else ", in brackets: when simulated"
+    )
 
 
 def _limits(limits: Limits) -> str:
@@ -175,8 +218,9 @@ def _gpu(gpu: Gpu) -> str:
     return ", ".join(part for part in (f"{name}: {memory}", _physics(gpu)) if part)
 
 
-def _parts(parts: tuple[Part, ...]) -> str:
-    return ", ".join(f"{part.name} {part.mib:,}" for part in parts) + " MiB"
+def _parts(parts: tuple[Part, ...], planned: tuple[Part, ...] = ()) -> str:
+    then = {part.name: f" [{part.mib:,}]" for part in planned}
+    return ", ".join(f"{part.name} {part.mib:,}{then.get(part.name, '')}" for part in parts) + " MiB"
 
 
 def _physics(gpu: Gpu) -> str:

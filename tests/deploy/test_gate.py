@@ -202,6 +202,7 @@ if __name__ == "__main__":
     logging.info(f"settings={sys.argv} {{'api_key': '{key}'}}")
     logging.warning("by argument: %s", key)
     logging.info("a record that cannot be written: %d", key)
+    print(f"printed: {key}")
     print("in the command lines:", key in open("/proc/self/cmdline").read(), flush=True)
     started = multiprocessing.get_context("spawn").Process(target=child)
     started.start()
@@ -226,7 +227,8 @@ def test_an_engine_with_a_key_logs_another_word_in_its_place(tmp_path: Path):
     assert "in the command lines: False" in said
     # What the engine starts finds the engine as its main module, as it would without the program in front.
     assert "a child, __mp_main__" in said
-    assert "('a record that cannot be written: %d', ('(the API key)',))" in said
+    assert "Arguments: ('(the API key)',)" in said
+    assert "printed: (the API key)" in said
     assert "sesame" not in said
 
 

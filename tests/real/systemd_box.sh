@@ -2,6 +2,7 @@
 # systemd_box.sh FOLDER: boot this machine's root under a real systemd, run FOLDER/run as root in it, power off.
 #
 # FOLDER is /box inside and the only thing that outlives the box: all other writes go to memory and are dropped.
+# FOLDER/kept/etc+systemd+system stands at /etc/systemd/system inside, and so on for every folder in kept.
 # What the script prints lands in FOLDER/output; its exit status is ours. Network: loopback only.
 # Needs root and systemd-nspawn (Debian, Ubuntu: apt-get install systemd-container).
 set -euo pipefail
@@ -20,6 +21,15 @@ ExecStart=/bin/bash /box/run
 StandardOutput=truncate:/box/output
 StandardError=inherit
 UNIT
+
+kept=()
+for place in "$folder"/kept/*; do
+  [ -d "$place" ] || continue
+  inside=${place##*/}
+  kept+=("--bind=$place:/${inside//+//}")
+  # A file to mount the box's own unit on.
+  [ "$inside" != etc+systemd+system ] || touch "$place/box.service"
+done
 
 # systemd takes over the control group that it finds itself in, so it gets one of its own in every hierarchy
 # that tracks processes (one where only cgroup2 is mounted, two where the old layout still stands beside it).
@@ -65,9 +75,9 @@ trap 'exit 143' INT TERM
     mount --bind / /run/systemd/box-root
     exec systemd-nspawn --quiet --machine="$1" --directory=/run/systemd/box-root --volatile=overlay \
       --register=no --keep-unit --private-network --link-journal=no --resolv-conf=off --timezone=off \
-      --bind="$2:/box" --bind-ro="$2/box.service:/etc/systemd/system/box.service" \
+      "${@:3}" --bind="$2:/box" --bind-ro="$2/box.service:/etc/systemd/system/box.service" \
       --console=pipe --boot systemd.unit=box.service systemd.show_status=no
-  ' - "$name" "$folder"
+  ' - "$name" "$folder" "${kept[@]}"
 ) </dev/null >"$folder/console" 2>&1 &
 box=$!
 status=0

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,23 +14,14 @@ from hypothesis import strategies as st
 from dflash_deploy.deploy import escape
 from dflash_deploy.deploy.unit import UnitSpec, render_unit
 
-_BOX = Path(__file__).with_name("systemd_box.sh")
+from .box import boot, why_no_box, why_no_tool
+
 _PYTHON = "/usr/bin/python3"
-
-
-def _reason_to_skip() -> str | None:
-    if os.geteuid() != 0:
-        return "booting a systemd box needs root"
-    if not shutil.which("systemd-nspawn"):
-        return "systemd-nspawn is missing (apt-get install systemd-container)"
-    if not Path(_PYTHON).exists():
-        return f"{_PYTHON} is missing"
-    return None
 
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(_reason_to_skip() is not None, reason=str(_reason_to_skip())),
+    pytest.mark.skipif(why_no_box() is not None, reason=str(why_no_box())),
     pytest.mark.timeout(300),
 ]
 
@@ -45,19 +33,6 @@ def box(tmp_path: Path) -> Path:
     # Services in the box run as users of their own.
     folder.chmod(0o755)
     return folder
-
-
-def boot(folder: Path, script: str) -> str:
-    """Run a script inside the box; its status must be 0."""
-    (folder / "run").write_text("set -u\n" + script)
-    with subprocess.Popen(["bash", _BOX, folder]) as process:
-        try:
-            status = process.wait(timeout=120)
-        finally:
-            process.terminate()
-    output = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
-    assert status == 0, f"status {status}\n{output}\n{(folder / 'console').read_text(errors='replace')}"
-    return output
 
 
 # Letters that mean something somewhere between a unit's line and execve, and a few that only might.
@@ -255,10 +230,7 @@ def test_a_persons_own_manager_runs_it_too(box):
     assert seen["env"]["TMPDIR"] == "/run/user/0/dflash-sglang-box"
 
 
-@pytest.mark.skipif(
-    len({Path(place).stat().st_dev for place in ("/", sys.prefix, sys.base_prefix, __file__)}) > 1,
-    reason="the tool is not on the root file system, which is all that the box has",
-)
+@pytest.mark.skipif(why_no_tool() is not None, reason=str(why_no_tool()))
 def test_status_finds_running_and_failed_units(box):
     (box / "engine.py").write_text(_ENGINE)
     (box / "dflash-sglang-box.service").write_text(render_unit(_SPEC))

@@ -6,12 +6,11 @@ import time
 
 from dflash_deploy.deploy import notify as notifying
 from dflash_deploy.deploy.generations import Store, root_of
-from dflash_deploy.errors import DeployError
-from dflash_deploy.profile.schema import Notify
-from dflash_deploy.watch import units
+from dflash_deploy.watch import history, units
 from dflash_deploy.watch.health import evidence
 from dflash_deploy.watch.health.notices import Notice, notices
 from dflash_deploy.watch.health.verdict import Health
+from dflash_deploy.watch.recorded import installed
 from dflash_deploy.watch.units import UnitState
 
 
@@ -26,9 +25,11 @@ def act(unit: UnitState, seen: Health, policy: evidence.Policy) -> tuple[str, ..
     store = Store(root_of(unit.manager) / unit.service, unit.service)
     if (change := store.under_way()) is not None:
         return (f"nothing is done: {change.words} is under way (process {change.process})",)
-    notify = _notify(store)
+    known = installed(unit)
+    notify = known.notify if known is not None else None
     now_s = time.time()
     with evidence.held(unit.service) as file:
+        history.keep(file.with_suffix(".sqlite"), _sample(seen, now_s))
         before = evidence.read(file, unit.service)
         decision = evidence.decide(before, seen, active=unit.active == "active", now_s=now_s, policy=policy)
         state = decision.state
@@ -46,9 +47,17 @@ def act(unit: UnitState, seen: Health, policy: evidence.Policy) -> tuple[str, ..
     return (said, *(f"nobody was told: {problem}" for problem in problems))
 
 
-def _notify(store: Store) -> Notify | None:
-    try:
-        current = store.current()
-        return None if current is None else store.generation(current).notify
-    except DeployError:
-        return None
+def _sample(seen: Health, now_s: float) -> history.Sample:
+    figures: dict[str, float] = {}
+    for layer in seen.layers:
+        for figure in layer.figures:
+            # Of several cards, the one that has least.
+            figures[figure.name] = min(figure.value, figures.get(figure.name, figure.value))
+    return history.Sample(
+        now_s,
+        tokens_per_s=figures.get("generation_throughput"),
+        kv_usage=figures.get("kv_usage"),
+        accept_length=figures.get("accept_length"),
+        vram_free_mib=figures.get("vram_free"),
+        running=figures.get("running_requests"),
+    )
