@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from dflash_deploy.bench.measurement import RequestResult, Round
+from dflash_deploy.bench.measurement import LoadFigures, Quantiles, RequestResult, Round
 from dflash_deploy.bench.quality.agreement import Agreement
 from dflash_deploy.bench.quality.exam import Examination, Kind, Mode, Score
 from dflash_deploy.bench.workloads import Prompt
@@ -89,6 +89,7 @@ class UserRow(_Part):
         tokens_per_s: decode speed, from the first chunk to the last.
         wall_s: from sending to the end of the answer.
         digest: stands for the answer's text.
+        estimated: the server does not count, so a chunk was taken for a token: there were as many or more.
     """
 
     user: Count
@@ -99,6 +100,7 @@ class UserRow(_Part):
     wall_s: Figure
     accept_length: Figure | None = None
     digest: Text | None = None
+    estimated: bool = False
 
 
 class RoundRow(_Part):
@@ -120,11 +122,28 @@ class RoundRow(_Part):
     users: list[UserRow] = Field(max_length=4096)
 
 
+class Tail(_Part):
+    """A figure over many requests or tokens, in seconds."""
+
+    median: Figure
+    p95: Figure
+    p99: Figure
+
+
+Tailed = Literal["ttft_s", "inter_token_s", "latency_s", "waited_s"]
+
+
 class LoadRows(_Part):
-    """One load level: so many users, in rounds."""
+    """One load level: so many users, in rounds.
+
+    Attributes:
+        tails: of the rounds that count: time to the first token, from token to token, to the end of the
+            answer, and from the moment at which a request was due until it was sent.
+    """
 
     users: Count
     rounds: list[RoundRow] = Field(max_length=4096)
+    tails: dict[Tailed, Tail] = {}
 
     @property
     def counted(self) -> list[RoundRow]:
@@ -247,6 +266,24 @@ def round_row(name: str, played: Round, *, counts: bool = True) -> RoundRow:
         wall_s=played.wall_s,
         users=rows,
     )
+
+
+def tails_of(requests: Sequence[RequestResult]) -> dict[Tailed, Tail]:
+    """How long the slowest of these requests took; what cannot be told is left out."""
+    if not requests:
+        return {}
+    figures = LoadFigures.of(requests)
+    found: dict[Tailed, Quantiles | None] = {
+        "ttft_s": figures.ttft_s,
+        "inter_token_s": figures.inter_token_s,
+        "latency_s": figures.latency_s,
+        "waited_s": figures.waited_s,
+    }
+    return {
+        name: Tail(median=one.median, p95=one.p95, p99=one.p99)
+        for name, one in found.items()
+        if one is not None
+    }
 
 
 def quality_of(examination: Examination, agreement: Mapping[Mode, Agreement] | None = None) -> Quality:
@@ -394,6 +431,7 @@ def _user_row(one: RequestResult) -> UserRow:
         wall_s=one.total_s,
         accept_length=one.accept_length,
         digest=digest(one.text),
+        estimated=one.tokens_estimated,
     )
 
 

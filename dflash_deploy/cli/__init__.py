@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from dflash_deploy import __version__
 from dflash_deploy.cli import (
+    bench,
     checkpoint,
     compare,
     diagnose,
@@ -42,6 +43,7 @@ SUMMARIES = {
     "plan": "The VRAM budget of a profile or pasted command.",
     "tune": "Find the best configuration by measuring.",
     "report": "A study as a page to look at: verdict, evidence.",
+    "bench": "Measure any running server; compare results.",
     "compare": "Plain, MTP, DSpark, DFlash decoding side by side.",
     "emit": "Print what was tuned: unit, script, compose file.",
     "service": "Install, roll back and uninstall services.",
@@ -84,6 +86,7 @@ app.command("plan", short_help=SUMMARIES["plan"], context_settings={"ignore_unkn
 )
 for _name, _group in {
     "profile": profile.app,
+    "bench": bench.app,
     "env": env.app,
     "patch": patch.app,
     "checkpoint": checkpoint.app,

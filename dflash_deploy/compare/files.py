@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_deploy.bench.results import ResultFile, Run
 from dflash_deploy.bench.statistics import Comparison, compare
-from dflash_deploy.compare.summary import speeds_of
+from dflash_deploy.compare.summary import speed_of, speeds_of
 from dflash_deploy.errors import DeployError, ExitCode
 
 
@@ -72,6 +74,38 @@ def put_beside(a: ResultFile, b: ResultFile, *, anyway: bool = False) -> Beside:
             exit_code=ExitCode.INVALID_INPUT,
         )
     return Beside(tuple(pairs), tuple(warnings))
+
+
+def as_text(beside: Beside) -> str:
+    """A line a pair."""
+    lines = []
+    for pair in beside.pairs:
+        unit, _ = speed_of(pair.users)
+        at_once = "one user" if pair.users == 1 else f"{pair.users} at once" if pair.users else "open loop"
+        lines.append(f"{pair.name}, {at_once}, {unit}: {pair.speed.sentence('the first', 'the second')}")
+        if pair.same_text is not None:
+            lines.append(f"  {pair.same_text} of {pair.compared_text} texts are the same to the last byte")
+    return "\n".join(lines)
+
+
+def as_json(beside: Beside) -> str:
+    """For scripts (docs/json.md)."""
+    pairs = [
+        {
+            "name": pair.name,
+            "users": pair.users,
+            "rounds": pair.rounds,
+            "ratio": pair.speed.ratio,
+            "low": pair.speed.low,
+            "high": pair.speed.high if math.isfinite(pair.speed.high) else None,
+            "verdict": pair.speed.verdict,
+            "confidence": pair.speed.confidence,
+            "same_text": pair.same_text,
+            "compared_text": pair.compared_text,
+        }
+        for pair in beside.pairs
+    ]
+    return json.dumps({"schema_version": 1, "warnings": list(beside.warnings), "pairs": pairs})
 
 
 def _matching(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[str, list[Run], list[Run]]]:

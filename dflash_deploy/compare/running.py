@@ -10,13 +10,13 @@ from pathlib import Path
 
 from dflash_deploy import __version__
 from dflash_deploy.bench.endpoint import Endpoint, discover
+from dflash_deploy.bench.playing import Played, Rounds, play
 from dflash_deploy.bench.prompts import mixed_prompts
 from dflash_deploy.bench.quality.exam import Examination, agreement, examine, faults_beside, sheet
-from dflash_deploy.bench.results import Outcome, ResultFile, Run, Workload, quality_of
-from dflash_deploy.bench.workloads import Prompt
+from dflash_deploy.bench.results import Outcome, ResultFile, Run, quality_of
+from dflash_deploy.bench.standalone import PROMPTS, Asked
 from dflash_deploy.compare.here import machine_here
 from dflash_deploy.compare.methods import arm_of
-from dflash_deploy.compare.playing import Played, Rounds, play
 from dflash_deploy.compare.records import (
     ArmRecord,
     ComparisonRecord,
@@ -44,9 +44,6 @@ from dflash_deploy.tune.trial import degradation
 PLAIN: Method = "none"
 _SALT = "compare"
 """Every server is fresh, so nothing is cached; and all are asked the very same questions."""
-
-_HASHED_PROMPTS = 64
-"""More rounds ask on in the same order, so that as many stand for them all."""
 
 _ASK_S = 10.0
 _LONGEST_REASON = 2000
@@ -97,9 +94,12 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
     arms = [arm_of(profile, method, wanted.drafts or {}, simulated=simulated) for method in wanted.methods]
     for arm in arms:
         rig.launcher.table.spell(values(arm.flags))
-    rounds = Rounds(
-        users=wanted.users or profile.workload.users,
+    asked = Asked(
+        protocol="rounds",
+        prompts=mixed_prompts(profile.workload.tasks, PROMPTS),
+        tasks={str(task): weight for task, weight in profile.workload.tasks.items()},
         output_tokens=wanted.output_tokens or profile.workload.output_tokens,
+        users=(wanted.users or profile.workload.users,),
         rounds=wanted.rounds or profile.measure.rounds,
         cold=profile.measure.warm_up,
     )
@@ -116,19 +116,13 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
         profile=profile,
         arms=[ArmRecord(method=arm.method, flags=dict(arm.flags)) for arm in arms],
         repeats=wanted.repeats,
-        users=rounds.users,
-        output_tokens=rounds.output_tokens,
-        rounds=rounds.rounds,
-        cold=rounds.cold,
+        users=asked.users[0],
+        output_tokens=asked.output_tokens,
+        rounds=asked.rounds,
+        cold=asked.cold,
         examine=wanted.examine,
         machine=machine_here(wanted.simulate.card if wanted.simulate else None),
-        workload=Workload(
-            protocol="rounds",
-            tasks={str(task): weight for task, weight in profile.workload.tasks.items()},
-            output_tokens=rounds.output_tokens,
-            forced_length=rounds.forced_length,
-            sha256=rounds.sha256(mixed_prompts(profile.workload.tasks, _HASHED_PROMPTS)),
-        ),
+        workload=asked.workload,
     )
     write_record(folder / "comparison.json", record)
     return folder, record, rig
@@ -241,19 +235,14 @@ def _rig(profile: Profile, simulated: Simulated | None, place: Place) -> Rig:
     return simulated_rig(profile, simulated, place) if simulated else real_rig(profile, place)
 
 
-def _prompts(profile: Profile, rounds: Rounds) -> tuple[Prompt, ...]:
-    return mixed_prompts(profile.workload.tasks, rounds.users * max(rounds.rounds, rounds.cold))
-
-
 def _measured(
     record: ComparisonRecord, run: Run, endpoint: Endpoint, rig: Rig, tell: Tell
 ) -> tuple[Run, Examination | None]:
     profile = record.profile
-    rounds = Rounds(record.users, record.output_tokens, record.rounds, record.cold)
     played = play(
         endpoint,
-        _prompts(profile, rounds),
-        rounds,
+        mixed_prompts(profile.workload.tasks, PROMPTS),
+        Rounds(record.users, record.output_tokens, record.rounds, record.cold),
         salt=_SALT,
         vram_used_mib=rig.gauge.used_mib if rig.gauge else None,
         read_text=profile.measure.check_output,

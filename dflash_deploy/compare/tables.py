@@ -7,11 +7,18 @@ import io
 import json
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dflash_deploy.bench.results import ResultFile
-from dflash_deploy.bench.statistics import Comparison, Interval
+from dflash_deploy.bench.results import LoadRows, ResultFile, Run
+from dflash_deploy.bench.statistics import (
+    Comparison,
+    Interval,
+    drift,
+    median_interval,
+    outliers,
+    warm_up_rounds,
+)
 from dflash_deploy.compare.summary import PLAIN, Row, speed_of, summarize
 
 
@@ -27,8 +34,10 @@ class Table:
 
 def tables(result: ResultFile) -> list[Table]:
     """What a person wants to see of a result file."""
-    rows = summarize(result)
-    return [_methods(result, rows), *_users(result)]
+    if all(run.flags is None for run in result.runs):
+        # Servers that somebody else had started.
+        return [_levels(result, run) for run in result.runs] + _users(result)
+    return [_methods(result, summarize(result)), *_users(result)]
 
 
 def as_text(result: ResultFile) -> str:
@@ -53,12 +62,12 @@ def as_csv(result: ResultFile) -> str:
 
 def as_json(result: ResultFile) -> str:
     """For scripts: a line a method as in ``as_csv``, and the result file itself."""
-    methods = [{name: _finite(read(row)) for name, read in _CSV} for row in summarize(result)]
+    summary = [{name: _finite(read(row)) for name, read in _CSV} for row in summarize(result)]
     return json.dumps(
         {
             "schema_version": 1,
             "kind": result.kind,
-            "methods": methods,
+            "summary": summary,
             "result": result.model_dump(mode="json"),
         },
         ensure_ascii=False,
@@ -157,13 +166,96 @@ def _notes(rows: Sequence[Row], unit: str) -> list[str]:
     return notes
 
 
+def _levels(result: ResultFile, run: Run) -> Table:
+    """One server, load level by load level."""
+    columns = (
+        "users",
+        "tokens/s in all",
+        "tokens/s a user",
+        "TTFT s",
+        "p95",
+        "token to token ms",
+        "p99",
+        "answer s",
+        "p95",
+        "rounds",
+    )
+    rows = []
+    for load in run.loads:
+        counted, tails = load.counted, load.tails
+        speeds = [one.user_tokens_per_s for one in counted if one.user_tokens_per_s]
+        first, step, end = (tails.get(name) for name in ("ttft_s", "inter_token_s", "latency_s"))
+        rows.append(
+            (
+                str(load.users) if load.users else "open",
+                _interval(median_interval([one.tokens_per_s for one in counted]) if counted else None),
+                _interval(median_interval(speeds) if speeds else None),
+                _number(first.median if first else None, 3),
+                _number(first.p95 if first else None, 3),
+                _number(step.median * 1000 if step else None, 2),
+                _number(step.p99 * 1000 if step else None, 2),
+                _number(end.median if end else None, 2),
+                _number(end.p95 if end else None, 2),
+                str(len(counted)),
+            )
+        )
+    workload = result.workload
+    length = "" if workload.output_tokens is None else f", {workload.output_tokens} tokens an answer"
+    limit = "" if workload.forced_length else " at most"
+    name = "" if run.name == "bench" else f"{run.name}: "
+    title = f"{name}{run.model or 'a model'} at {run.url}{length}{limit} (all figures {result.kind})"
+    return Table(title, columns, tuple(rows), tuple(_about(run, forced=workload.forced_length)))
+
+
+def _about(run: Run, *, forced: bool) -> Iterator[str]:
+    if run.accept_length is not None:
+        yield f"accept length: {run.accept_length:.2f} tokens a verify step"
+    if run.vram_used_mib is not None:
+        yield f"VRAM used at most: {run.vram_used_mib} MiB of the card"
+    quality = run.quality
+    if quality is not None:
+        if quality.asked:
+            yield f"known questions: {sum(quality.right.values())} of {sum(quality.asked.values())} right"
+        yield f"asked three times: {quality.repeated_same} of {quality.repeated} got the very same answer"
+        if quality.cached_tokens is not None:
+            yield f"second turns found {quality.cached_tokens} tokens in the prefix cache"
+    users = [user for load in run.loads for one in load.rounds for user in one.users]
+    if any(user.estimated for user in users):
+        yield "the server does not count its tokens: they are as many as here, or more"
+    wanted = {user.output_tokens for user in users}
+    if forced and len(wanted) > 1:
+        yield f"answers of {min(wanted)} to {max(wanted)} tokens: the server does not force their length"
+    for load in run.loads:
+        yield from _doubts(load)
+    for failure in run.failures:
+        yield f"failed: {failure.count} times {failure.kind}, for example {failure.example}"
+    if run.outcome == "unfit":
+        yield f"unfit: {run.reason}"
+
+
+def _doubts(load: LoadRows) -> Iterator[str]:
+    """What makes the rounds of a level less than a steady state."""
+    speeds = [one.tokens_per_s for one in load.counted]
+    if len(speeds) < 3:
+        return
+    if warming := warm_up_rounds(speeds):
+        yield f"{load.users} at once: still warming up in the first {warming} rounds (--cold {warming + 1})"
+    trend = drift(speeds)
+    if trend.significant:
+        yield f"{load.users} at once: speed drifts by {trend.share * 100:+.1f} % over the rounds"
+    far = outliers(speeds)
+    if far:
+        names = ", ".join(load.counted[place].name for place in far)
+        yield f"{load.users} at once: rounds {names} are unlike the others"
+
+
 def _users(result: ResultFile) -> list[Table]:
     """The rounds of each method's first launch, user by user, as the write-up has them for four."""
     found = []
     launches = max((run.repeat for run in result.runs), default=1)
     for run in result.runs:
         for load in run.loads if run.repeat == 1 else []:
-            if load.users == 1:
+            if load.users <= 1:
                 continue
             rows: list[tuple[str, ...]] = []
             for played in load.rounds:

@@ -42,6 +42,7 @@ def run_of(name, speeds, *, users=1, repeat=1, **more):
         "model": "/models/qwen",
         "engine": "sglang",
         "engine_version": "0.5.23",
+        "flags": {"mem-fraction-static": 0.9},
         "vram_used_mib": 30000,
         "vram_total_mib": 32607,
         "loads": [LoadRows(users=users, rounds=rounds)],

@@ -84,7 +84,7 @@ def test_markdown_is_a_table_that_no_name_breaks():
 
 def test_json_holds_the_result_file():
     found = json.loads(as_json(result_of(PLAIN, DFLASH)))
-    assert [row["method"] for row in found["methods"]] == ["none", "dflash"]
+    assert [row["method"] for row in found["summary"]] == ["none", "dflash"]
     assert found["result"]["workload"]["sha256"] == "0" * 64
-    (only,) = json.loads(as_json(result_of(run_of("none", [60.0]))))["methods"]
+    (only,) = json.loads(as_json(result_of(run_of("none", [60.0]))))["summary"]
     assert only["speed_up_high"] is None

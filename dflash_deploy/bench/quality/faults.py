@@ -12,7 +12,11 @@ _LEAST_SAME = 200
 
 
 def find_faults(
-    requests: Sequence[RequestResult], max_tokens: int | None, *, read_text: bool = True
+    requests: Sequence[RequestResult],
+    max_tokens: int | None,
+    *,
+    read_text: bool = True,
+    free_end: bool | None = None,
 ) -> tuple[str, ...]:
     """What is wrong with the answers, one line a fault: its id, how many answers have it, an example.
 
@@ -20,12 +24,17 @@ def find_faults(
         requests: answers that ended without an error.
         max_tokens: tokens that each answer must have exactly, None where it might end by itself.
         read_text: judge the text too, and not the counts alone.
+        free_end: answers may end by themselves; None where ``max_tokens`` says so.
     """
     found: dict[str, list[str]] = {}
     for request in requests:
         faults = _count_faults(request, max_tokens)
         if read_text:
-            faults |= text_faults(request.text, request.output_tokens, free_end=max_tokens is None)
+            faults |= text_faults(
+                request.text,
+                request.output_tokens,
+                free_end=max_tokens is None if free_end is None else free_end,
+            )
         for fault, example in faults.items():
             found.setdefault(fault, []).append(example)
     texts = {request.text for request in requests}

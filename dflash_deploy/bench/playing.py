@@ -14,8 +14,9 @@ from dflash_deploy.bench.load import Load, Player
 from dflash_deploy.bench.measure import DEFAULT_STALL_S, patience
 from dflash_deploy.bench.measurement import LoadFigures, RequestResult
 from dflash_deploy.bench.quality.faults import find_faults
-from dflash_deploy.bench.results import Failure, LoadRows, RoundRow, round_row, workload_hash
+from dflash_deploy.bench.results import Failure, LoadRows, RoundRow, round_row, tails_of
 from dflash_deploy.bench.workloads import Prompt
+from dflash_deploy.errors import DeployError, ExitCode
 
 _SLOWEST_TOKENS_PER_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -37,15 +38,6 @@ class Rounds:
     rounds: int
     cold: int = 1
     forced_length: bool = True
-
-    def sha256(self, prompts: Sequence[Prompt]) -> str:
-        """Stands for what is asked, however many rounds."""
-        return workload_hash(
-            prompts,
-            users=self.users,
-            output_tokens=self.output_tokens,
-            forced_length=self.forced_length,
-        )
 
 
 @dataclass(frozen=True)
@@ -88,22 +80,39 @@ def play(
         read_text: judge the answers' texts.
         on_round: told what is going on, in a few words.
     """
+    player = player_of(endpoint, prompts, rounds, salt=salt)
+    with peak_of(vram_used_mib) as peak:
+        rows, results, failed = asyncio.run(_play(player, rounds, on_round))
+    return Played(
+        LoadRows(users=rounds.users, rounds=rows, tails=tails_of(results)),
+        failures_of(failed),
+        faults_of(endpoint, results, rounds, read_text=read_text),
+        LoadFigures.of(results).accept_length if results else None,
+        peak(),
+    )
+
+
+def player_of(endpoint: Endpoint, prompts: Sequence[Prompt], rounds: Rounds, *, salt: str | None) -> Player:
+    """Who plays such rounds.
+
+    Raises:
+        DeployError: the endpoint's address is none.
+    """
     load = Load(
         endpoint,
         prompts,
         Sampling(rounds.output_tokens, rounds.forced_length),
         patience(DEFAULT_STALL_S, 60.0 + rounds.output_tokens / _SLOWEST_TOKENS_PER_S, endpoint.time_scale),
         salt,
+        # A server of another kind may not count; what it lacks is told with the result.
+        estimate_tokens=endpoint.engine is None,
     )
-    with _peak_of(vram_used_mib) as peak:
-        rows, results, failed = asyncio.run(_play(Player(load), rounds, on_round))
-    return Played(
-        LoadRows(users=rounds.users, rounds=rows),
-        _failures(failed),
-        find_faults(results, rounds.output_tokens if rounds.forced_length else None, read_text=read_text),
-        LoadFigures.of(results).accept_length if results else None,
-        peak(),
-    )
+    try:
+        return Player(load)
+    except ValueError as error:
+        raise DeployError(
+            str(error), fix="give an address like http://127.0.0.1:30000", exit_code=ExitCode.USAGE
+        ) from None
 
 
 async def _play(
@@ -125,7 +134,22 @@ async def _play(
     return rows, results, []
 
 
-def _failures(requests: Sequence[RequestResult]) -> tuple[Failure, ...]:
+def faults_of(
+    endpoint: Endpoint, results: Sequence[RequestResult], rounds: Rounds, *, read_text: bool
+) -> tuple[str, ...]:
+    """What is wrong with the answers to such rounds."""
+    # To force a length is no part of OpenAI's interface, so that others than SGLang may end before.
+    exact = rounds.forced_length and endpoint.engine is not None
+    return find_faults(
+        results,
+        rounds.output_tokens if exact else None,
+        read_text=read_text,
+        free_end=not rounds.forced_length,
+    )
+
+
+def failures_of(requests: Sequence[RequestResult]) -> tuple[Failure, ...]:
+    """The requests that failed, by kind."""
     found: dict[str, list[str]] = {}
     for one in requests:
         if one.error is not None:
@@ -136,7 +160,7 @@ def _failures(requests: Sequence[RequestResult]) -> tuple[Failure, ...]:
 
 
 @contextmanager
-def _peak_of(read: Callable[[], int | None] | None) -> Iterator[Callable[[], int | None]]:
+def peak_of(read: Callable[[], int | None] | None) -> Iterator[Callable[[], int | None]]:
     """The highest reading from a thread of its own, and one at the end; what it yields tells it."""
     readings: list[int] = []
     over = threading.Event()

@@ -1,0 +1,228 @@
+"""``dflash-deploy bench``: any OpenAI-compatible server measured from outside, and result files compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Context
+from typer.core import TyperGroup
+
+from dflash_deploy.cli.compare import Format
+from dflash_deploy.errors import ExitCode
+
+_HERE = "http://127.0.0.1:30000"
+
+
+class _RunByDefault(TyperGroup):
+    """``bench URL`` is ``bench run URL``."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own copy
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    help="Measure a running server from outside: `bench [URL]` is `bench run [URL]`. Nothing is launched.",
+    no_args_is_help=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command("run", short_help="Measure a server (the default).")
+def run(
+    url: Annotated[
+        str, typer.Argument(help="Address of the server, with or without /v1.", metavar="[URL]")
+    ] = _HERE,
+    *,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="A second live server: both are measured in turn, until it is clear which is faster.",
+            metavar="URL",
+        ),
+    ] = None,
+    users: Annotated[
+        str, typer.Option(help="Requests at once; several levels by comma, as in 1,2,4.", metavar="NUMBERS")
+    ] = "1",
+    output_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 512,
+    natural: Annotated[
+        bool, typer.Option("--natural", help="Let answers end where the model wants, at that length at most.")
+    ] = False,
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="What is asked, with weights: instruction, math, code, prose, tools, long-context, "
+            "multi-turn.",
+            metavar="TASK[=WEIGHT],…",
+        ),
+    ] = "instruction",
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each level that count.")] = 3,
+    most_rounds: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --against: rounds at most, if it stays unclear.")
+    ] = 32,
+    cold: Annotated[
+        int, typer.Option(min=0, max=100, help="Rounds before them, which are shown and do not count.")
+    ] = 1,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Open loop: requests a second at random moments, in place of rounds.",
+            metavar="PER_S",
+        ),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="With --rate: how many.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="With --rate: of the moments.")] = 0,
+    cached: Annotated[
+        bool, typer.Option("--cached", help="Ask the questions as they are, so that a prefix cache may help.")
+    ] = False,
+    exam: Annotated[
+        bool,
+        typer.Option("--exam", help="Ask questions with known answers too, and whether answers repeat."),
+    ] = False,
+    check_output: Annotated[
+        bool, typer.Option(help="Judge the answers' texts; off for a model of random weights.")
+    ] = True,
+    model: Annotated[
+        str | None, typer.Option(help="Name to ask for; else the first that the server has.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the server's key, for its owner alone; else DFLASH_API_KEY.", metavar="FILE"
+        ),
+    ] = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="How to print the result; progress goes to stderr.")
+    ] = Format.TEXT,
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json (docs/json.md).")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a result file too, for `bench compare`.", metavar="FILE")
+    ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option(
+            "--redact", help="Leave names, addresses, paths, keys and texts out of all that is said."
+        ),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Measure a running server: speed, waiting, and whether its answers are sound.
+
+    Any server with OpenAI's chat interface will do: SGLang, vLLM, llama.cpp, Ollama, LM Studio. Tokens are
+    those that the server counts, never events of the stream. Exits with 1 when requests failed or answers are
+    wrong.
+    """
+    from urllib.parse import urlsplit
+
+    from dflash_deploy.bench.endpoint import discover, read_api_key
+    from dflash_deploy.bench.prompts import mixed_prompts
+    from dflash_deploy.bench.results import redacted, write_result
+    from dflash_deploy.bench.standalone import (
+        PROMPTS,
+        Arrivals,
+        Asked,
+        bench,
+        bench_both,
+        read_levels,
+        read_tasks,
+    )
+    from dflash_deploy.compare.here import machine_here, vram_here
+    from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text
+
+    if against and rate:
+        raise typer.BadParameter("an open loop measures one server", param_hint="--rate")
+    mix = read_tasks(tasks)
+    asked = Asked(
+        protocol="rounds" if rate is None else "open-loop",
+        prompts=mixed_prompts(mix, PROMPTS),
+        tasks={str(task): weight for task, weight in mix.items()},
+        output_tokens=output_tokens,
+        forced_length=not natural,
+        users=read_levels(users),
+        rounds=rounds,
+        cold=cold,
+        arrivals=None if rate is None else Arrivals(rate, requests, seed),
+        salted=not cached,
+    )
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    key = read_api_key(api_key_file)
+    endpoint = discover(url, model=model, api_key=key)
+    here = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost", "::1")
+    machine = machine_here() if here and not endpoint.simulated else None
+    note = None
+    if against is None:
+        gauge = vram_here() if here and not endpoint.simulated else None
+        result = bench(
+            endpoint,
+            asked,
+            machine=machine,
+            vram_used_mib=gauge,
+            exam=exam,
+            read_text=check_output,
+            tell=tell,
+        )
+    else:
+        other = discover(against, model=model, api_key=key)
+        result, found = bench_both(
+            endpoint,
+            other,
+            asked,
+            most_rounds=most_rounds,
+            machine=machine,
+            read_text=check_output,
+            tell=tell,
+        )
+        note = None if found is None else found.sentence("A", "B")
+    if redact:
+        result = redacted(result)
+    if out is not None:
+        write_result(out, result)
+    chosen = Format.JSON if json else form
+    render = {Format.TEXT: as_text, Format.JSON: as_json, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
+    typer.echo(render[chosen](result).rstrip("\n"))
+    if note is not None:
+        typer.echo(note, err=chosen is not Format.TEXT)
+    if any(one.outcome != "served" for one in result.runs):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("compare", short_help="Two result files side by side.")
+def compare(
+    a: Annotated[Path, typer.Argument(help="Result file, of `bench --out` or `compare --out`.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The one that it is compared with.", metavar="B")],
+    *,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare although the two were asked different things.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/json.md).")] = False,
+) -> None:
+    """Say which of two measurements is faster, and how sure that is.
+
+    Refuses files whose workloads differ: their figures say nothing about each other.
+    """
+    from dflash_deploy.bench.results import read_result
+    from dflash_deploy.compare.files import as_json, as_text, put_beside
+
+    beside = put_beside(read_result(a), read_result(b), anyway=anyway)
+    for warning in beside.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(as_json(beside) if json else as_text(beside))
+
+
+@app.command("schema", short_help="The form of result files, as JSON Schema.")
+def schema() -> None:
+    """Print the JSON Schema of result files, for programs that read them."""
+    from json import dumps
+
+    from dflash_deploy.bench.results import ResultFile
+
+    typer.echo(dumps(ResultFile.model_json_schema(), indent=2, ensure_ascii=False))
