@@ -1,6 +1,6 @@
 """Prints how many launches each way of searching takes, on landscapes of the simulator's physics (simulated).
 
-    python benchmarks/search_efficiency.py                the table, with seeds that nobody tuned the search on
+    python benchmarks/search_efficiency.py                with seeds that nobody tuned the search on
     python benchmarks/search_efficiency.py --ablation     our search without each of its parts besides
     python benchmarks/search_efficiency.py --seeds 1 2    other seeds
     python benchmarks/search_efficiency.py --json         the same for scripts
@@ -35,7 +35,7 @@ from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import model_flags
 from dflash_deploy.tune.learned import Experience, ran_out
 from dflash_deploy.tune.records import TrialRecord
-from dflash_deploy.tune.seek import Proposal, Rate, Search, Stop
+from dflash_deploy.tune.search import Proposal, Rate, Search, Stop
 from dflash_deploy.tune.space import Space, key_of, space_of, tidy
 
 PROFILES = (
@@ -75,7 +75,9 @@ class Landscape:
         return [tidy({**self.profile.flags, **known.flags}) for known in self.profile.known]
 
     def forecaster(self, *, planned: bool = True) -> Forecaster:
-        return Forecaster(self.profile, self.profile.engine.version, self.card.memory_mib if planned else None)
+        return Forecaster(
+            self.profile, self.profile.engine.version, self.card.memory_mib if planned else None
+        )
 
     def rate(self, flags: Settings) -> float | None:
         key = key_of(flags)
@@ -134,7 +136,6 @@ def ours(
     planned: bool = True,
     prior: bool = True,
     warm: bool = True,
-    halving: bool = True,
 ) -> Played:
     """The search of ``dflash-deploy tune``."""
     rate: Rate = land.rate if prior else (lambda _: None)
@@ -386,10 +387,12 @@ def _told(value: float, digits: int = 0) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--profiles", nargs="+", default=list(PROFILES), choices=PROFILES)
-    parser.add_argument("--ablation", action="store_true", help="our search without each of its parts besides")
+    parser.add_argument("--ablation", action="store_true", help="our search without its parts besides")
     parser.add_argument("--only-ours", action="store_true", help="no other search")
     parser.add_argument("--verbose", action="store_true", help="every landscape, to stderr")
     parser.add_argument("--json", action="store_true")

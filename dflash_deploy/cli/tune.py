@@ -32,10 +32,24 @@ def tune(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search, and of the simulated card.")] = 0,
     trials: Annotated[
-        int, typer.Option(min=1, help="Servers to launch in the whole study, known settings among them.")
+        int,
+        typer.Option(min=1, help="Servers to launch in the whole study at most, known settings among them."),
     ] = 20,
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no further trial after so many minutes.")
+    ] = None,
+    least_gain: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=100.0,
+            help="Stop when no launch is expected to gain so many percent; 0 goes on to --trials.",
+            metavar="PERCENT",
+        ),
+    ] = 0.4,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Stop when the profile's objective is as good as this.", metavar="VALUE"),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the study; else PROFILE-DATE-NUMBER.", metavar="STUDY")
@@ -135,7 +149,9 @@ def tune(
             return
         with screen_for(progress, study, read_trials(folder)) as screen:
             screen.note(f"study {study.name} in {folder}")
-            records, ending = run_study(folder, study, opened.rig, Effort(trials, minutes), screen)
+            records, ending = run_study(
+                folder, study, opened.rig, Effort(trials, minutes, least_gain / 100, target), screen
+            )
     summary = summarize(folder, study, records, ending)
     for line in lines(study, summary):
         typer.echo(line, err=json)

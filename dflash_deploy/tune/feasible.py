@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dflash_deploy.calibration import Subject, machine_name
 from dflash_deploy.checkpoint.cards import ModelCard, find_model_card
@@ -20,6 +21,8 @@ from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.launching import values
 from dflash_deploy.tune.records import Predicted, TrialRecord
 from dflash_deploy.tune.space import Settings
+
+_Task = TypeVar("_Task", bound=str)
 
 _DOUBT_MIB = 400.0
 """The plan's empirical parts may be too high by this much at the sizing: a refusal needs more."""
@@ -221,7 +224,7 @@ class Forecaster:
         # A round begins with next to no context and ends with the answer's length.
         context = min(workload.context_tokens, 64 + workload.output_tokens // 2)
         try:
-            return relative_rate(question, card, context_tokens=context, tasks=dict(workload.tasks))
+            return relative_rate(question, card, context_tokens=context, tasks=_by_name(workload.tasks))
         except DeployError:
             return None
 
@@ -253,6 +256,10 @@ class Forecaster:
 def _draft_graphs_lost(budget: Budget) -> bool:
     verified = {"verify graphs", "draft weights"} <= budget.sizes.keys()
     return verified and "draft graphs" not in budget.sizes
+
+
+def _by_name(tasks: Mapping[_Task, float]) -> dict[str, float]:
+    return {str(task): weight for task, weight in tasks.items()}
 
 
 _card = cache(find_model_card)

@@ -1,4 +1,4 @@
-"""What failures teach of configurations that were not tried: by physics where it orders them, else by habit."""
+"""What failures teach of configurations not tried: by physics where it orders them, else by habit."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class Experience:
         for value in self.space.places(settings).items():
             chance *= _UNTRIED ** (self.failed or {}).get(value, 0)
         if prospect is None:
-            return chance
+            # Without a plan nobody knows how much was lacking: what is hardly less hungry hardly fits.
+            return chance * min((self._relief(settings, one) for one in self.starved), default=1.0)
         below = (
             (prospect.headroom_mib, self.headroom_mib),
             (prospect.ready_mib, self.ready_mib),
@@ -122,11 +123,26 @@ class Experience:
                 return False
         return True
 
+    def _relief(self, settings: Settings, than: Settings) -> float:
+        """How much less memory it asks for than what ran out of it, up to 1; 1 where physics cannot tell."""
+        relief = 0.0
+        for dimension in self.space.dimensions:
+            own, other = dimension.place_of(settings), dimension.place_of(than)
+            if own == other:
+                continue
+            if dimension.flag not in HUNGRY or own is None or other is None:
+                return 1.0
+            if _more(than.get(dimension.flag), settings.get(dimension.flag)):
+                relief += 2 * abs(own - other) / len(dimension.values)
+        return min(relief, 1.0)
+
 
 def ran_out(record: TrialRecord) -> bool:
     """It failed for want of memory."""
-    words = (record.reason or "").casefold()
-    return record.outcome in ("failed", "unstable") and ("out of memory" in words or "oom" in words.split())
+    if record.outcome not in ("failed", "unstable"):
+        return False
+    named = record.cause is not None and record.cause.id.startswith("oom-")
+    return named or "out of memory" in (record.reason or "").casefold()
 
 
 def _lacking_mib(record: TrialRecord, forecaster: Forecaster) -> float | None:

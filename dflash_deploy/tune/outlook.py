@@ -9,9 +9,10 @@ from typing import Literal
 
 from dflash_deploy.tune.records import TrialRecord
 
-Ending = Literal["trials", "minutes", "exhausted", "interrupted"]
-"""Why a study went no further: as many launches as were wanted, the time was up, every configuration has been
-tried, or it was stopped."""
+Ending = Literal["gain", "target", "trials", "minutes", "exhausted", "interrupted"]
+"""Why a study went no further: nothing left would gain more than the noise, what was wanted was reached, as
+many launches as were wanted, the time was up, every configuration that could serve has been tried, or it was
+stopped."""
 
 
 @dataclass(frozen=True)

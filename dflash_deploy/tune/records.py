@@ -50,12 +50,21 @@ class Predicted(_Record):
 
 
 class Candidate(_Record):
-    """A configuration about to be tried: ``flags`` as ``TrialRecord`` has them."""
+    """A configuration about to be tried: ``flags`` and ``why`` as ``TrialRecord`` has them."""
 
     number: int
     source: str
     flags: dict[str, FlagSetting]
     started: datetime
+    why: str | None = None
+
+
+class Cause(_Record):
+    """What a failed trial's log says of it: ``id`` is an entry of the failure catalogue."""
+
+    id: str
+    cause: str
+    fix: str | None
 
 
 class TrialRecord(_Record):
@@ -69,6 +78,8 @@ class TrialRecord(_Record):
         objective: value of the profile's objective, or None where nothing was measured.
         violations: by limit, how far it was broken as a share of the limit; empty where all are kept.
         feasible: served, right, and within every limit: only such a trial can be the best.
+        why: the reason for trying it.
+        cause: of a failure, as its log tells it.
         boot_s: from launch to ready, in the server's own time.
         wall_s: the whole trial, on the clock; 0 where the tuner was killed meanwhile.
     """
@@ -87,6 +98,8 @@ class TrialRecord(_Record):
     violations: dict[str, float] = {}
     feasible: bool
     started: datetime
+    why: str | None = None
+    cause: Cause | None = None
     boot_s: float | None = None
     wall_s: float
 

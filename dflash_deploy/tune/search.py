@@ -1,253 +1,382 @@
-"""What to try next: Optuna's sampler over a profile's space, with its storage beside the trials.
+"""What to try next: ask and tell, whether a server or a virtual clock answers.
 
-The trials' own records are what counts; Optuna's database is brought up to date with them whenever a study
-is opened, so a crash between the two loses nothing, and a damaged one is made anew.
+A proposal follows from the profile, the seed and the records alone, so that a study that was killed goes on
+as if nothing had been.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
+from typing import Literal
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import StorageInternalError
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import RDBStorage
-from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
+import numpy as np
 
-from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.profile.schema import FlagSetting, Goal
-from dflash_deploy.tune.limits import LESS_IS_BETTER
+from dflash_deploy.profile.schema import FlagSetting, Goal, Limit, Limited
+from dflash_deploy.tune.arrange import Arranged, arrangements, least_states, memory_dimensions
+from dflash_deploy.tune.feasible import Forecaster
+from dflash_deploy.tune.learned import Experience
+from dflash_deploy.tune.limits import LESS_IS_BETTER, figures, limits_of
 from dflash_deploy.tune.records import TrialRecord
-from dflash_deploy.tune.space import Dimension, Space, key_of
+from dflash_deploy.tune.space import Dimension, Settings, Space, key_of
+from dflash_deploy.tune.surrogate import NOWHERE, Array, Effect, Places, Surrogate
 
-STARTUP_TRIALS = 6
-"""Trials, known settings among them, before the sampler trusts what it has seen."""
+Rate = Callable[[Settings], float | None]
+"""Expected tokens/s of one user with these flags, or None where nothing is known; only ratios count."""
 
-_MODELLED_ASKS = 12
-_RANDOM_ASKS = 36
-_LARGEST_GRID = 200_000
-_LOCKED_S = 5.0
-"""How long another program, such as a viewer of the study, may have the database for itself."""
-_RECORD = "record"
+WORTH = 0.004
+"""A gain below this share is lost in what differs between two launches of the very same configuration."""
+_NOISE = 0.004
+_LEAST_CHANCE = 0.35
+_DARING = 0.05
+"""The chance that is taken while nothing has served yet."""
+_MOST_COMBINATIONS = 1500
+_MOST_LOOKS = 24
+"""Combinations whose memory is worked out for one proposal."""
+_NEARLY = 0.9
+"""Of the most that a combination could be worth: good enough not to look at the next one."""
 
-_STRANGE = (RuntimeError, LookupError, ValueError, TypeError)
-"""What Optuna stumbles over in a database that holds other than it wrote, or that a newer one wrote."""
+_EFFECTS: Mapping[str, float] = {
+    "speculative-num-draft-tokens": 0.08,
+    "speculative-dflash-block-size": 0.08,
+    "speculative-num-steps": 0.08,
+    "speculative-draft-window-size": 0.02,
+    "attention-backend": 0.05,
+    "cuda-graph-bs-decode": 0.01,
+    "kv-cache-dtype": 0.01,
+    "mamba-ssm-dtype": 0.015,
+    "disable-prefill-cuda-graph": 0.01,
+    "chunked-prefill-size": 0.003,
+    "disable-radix-cache": 0.002,
+    "mamba-radix-cache-strategy": 0.002,
+    "max-running-requests": 0.003,
+}
+"""By how much the prior may be wrong about what a flag does to the speed (standard deviation of the
+logarithm)."""
+_ANY_EFFECT = 0.03
+_UNKNOWN_EFFECT = 0.15
+"""The same where there is no prior."""
+_FIRST_TOKEN_EFFECTS: Mapping[str, float] = {"disable-prefill-cuda-graph": 0.6, "chunked-prefill-size": 0.3}
+_CONTEXT_EFFECT = 0.002
+_CONTEXT_EFFECTS: Mapping[str, float] = {"speculative-draft-window-size": 0.15}
+"""The plan gives a draft's window no memory of its own; a public report of the longest context had one."""
+
+_RATES: Mapping[Goal | Limited, float] = {
+    "total_tokens_per_s": 1.0,
+    "user_tokens_per_s": 1.0,
+    "latency_s": -1.0,
+}
+"""Figures that follow the rate, and its power."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One configuration that has not been tried, and Optuna's own trial for it."""
+    """What to launch next, and why."""
 
     settings: dict[str, FlagSetting]
-    trial: optuna.Trial
+    source: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Nothing more is worth a launch: the gain is less than the noise, or all has been tried."""
+
+    reason: Literal["gain", "exhausted"]
+    why: str
 
 
 class Search:
-    """The sampler's view of one study."""
+    """One study's search."""
 
     def __init__(
-        self, folder: Path, space: Space, goal: Goal, seed: int, records: Sequence[TrialRecord] = ()
+        self,
+        space: Space,
+        forecaster: Forecaster,
+        *,
+        goal: Goal,
+        rate: Rate,
+        shared: Settings,
+        seed: int,
+        known: Sequence[Proposal] = (),
+        worth: float = WORTH,
     ) -> None:
-        """Open the storage, or make it, and bring it up to date.
+        """Begin with nothing tried.
 
         Args:
-            folder: the study's.
             space: what may be varied.
-            goal: decides between least and most.
-            seed: the same seed and the same results give the same proposals.
-            records: all trials that have ended.
-
-        Raises:
-            DeployError: the storage cannot be read or written.
+            forecaster: for the plan; whoever tells results may put a corrected one in its place.
+            goal: what is to be best.
+            rate: the plan's idea of speed.
+            shared: flags of the model, which are in records and not in proposals.
+            seed: chooses the combinations that are looked at where there are too many.
+            known: settings to try first.
+            worth: gain, as a share, below which nothing more is launched.
         """
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        warnings.filterwarnings("ignore", module="optuna")
+        self.forecaster = forecaster
+        self.records: list[TrialRecord] = []
         self._space = space
-        self._seed = seed
-        self._path = folder / "optuna.db"
-        self._distributions = {dimension.flag: _distribution(dimension) for dimension in space.dimensions}
-        with self._storage_errors():
-            if _is_damaged(self._path):
-                self._put_away()
-            try:
-                self._study = self._open(folder.name, goal)
-                self._catch_up(records)
-            except _STRANGE:
-                self._put_away()
-                self._study = self._open(folder.name, goal)
-                self._catch_up(records)
+        self._goal: Goal = goal
+        self._rate = rate
+        self._shared = dict(shared)
+        self._known = list(known)
+        self._worth = worth
+        self._limits = limits_of(forecaster.profile)
+        settings = space.settings({dimension.flag: 0 for dimension in space.dimensions})
+        self._planned = forecaster.prospect({**shared, **settings}) is not None
+        memory = memory_dimensions(space) if self._planned else ()
+        self._quick = tuple(one for one in space.dimensions if one not in memory)
+        self._by_context = self._planned and goal == "context_tokens"
+        self._first_forecaster = forecaster
+        self._rates: dict[bytes, float] = {}
+        self._contexts: dict[bytes, float] = {}
+        self._sample = _combinations(self._quick, seed)
 
-    def _open(self, name: str, goal: Goal) -> optuna.Study:
-        return optuna.create_study(
-            storage=RDBStorage(f"sqlite:///{self._path}", engine_kwargs={"creator": self._connect}),
-            study_name=name,
-            direction="minimize" if goal in LESS_IS_BETTER else "maximize",
-            load_if_exists=True,
-        )
+    def tell(self, record: TrialRecord) -> None:
+        """A trial has ended; one that was interrupted says nothing."""
+        if record.outcome != "interrupted":
+            self.records.append(record)
 
-    def _put_away(self) -> None:
-        self._path.replace(self._path.with_suffix(".damaged"))
+    def ask(self, pending: Sequence[Settings] = ()) -> Proposal | Stop:
+        """What to launch next.
 
-    def _catch_up(self, records: Sequence[TrialRecord]) -> None:
-        """Add the records that the storage lacks, and give up trials that were cut short."""
-        told = set()
-        for trial in self._study.get_trials(deepcopy=False):
-            if trial.state is TrialState.RUNNING:
-                self._study.tell(trial.number, state=TrialState.FAIL)
-            elif trial.state is not TrialState.FAIL:
-                # A crash may leave the record's number on a trial that was never told what came of it.
-                told.add(trial.user_attrs.get(_RECORD))
-        for record in records:
-            if record.number not in told and record.outcome != "interrupted":
-                self.add(record)
+        Args:
+            pending: configurations that others are trying at this moment.
+        """
+        tried = {self._key(record.flags) for record in self.records} | {self._key(one) for one in pending}
+        for known in self._known:
+            if self._key(known.settings) not in tried:
+                return known
+        return self._explore(tried)
 
-    def propose(self, tried: set[str]) -> Proposal | None:
-        """A configuration that is not among ``tried`` (by ``key_of``), or None where all have been."""
-        with self._storage_errors():
-            for attempt in range(_MODELLED_ASKS + _RANDOM_ASKS):
-                self._study.sampler = self._sampler(len(tried), attempt)
-                trial = self._study.ask(self._distributions)
-                settings = self._space.settings(self._places(trial))
-                if key_of(settings) not in tried:
-                    return Proposal(settings, trial)
-                self._study.tell(trial, state=TrialState.FAIL)
-            if self._space.size > _LARGEST_GRID:
-                return None
-            for places in self._space.grid():
-                if key_of(self._space.settings(places)) not in tried:
-                    self._study.enqueue_trial(self._params(places))
-                    trial = self._study.ask(self._distributions)
-                    return Proposal(self._space.settings(places), trial)
-        return None
+    def waiting(self, running: Settings) -> Proposal | None:
+        """What is launched after a configuration whatever comes of it; None where that is still open."""
+        tried = {self._key(record.flags) for record in self.records} | {self._key(running)}
+        return next((one for one in self._known if self._key(one.settings) not in tried), None)
 
-    def tell(self, proposal: Proposal, record: TrialRecord) -> None:
-        """What came of a proposal. A failure is infeasible, and has no value at all."""
-        with self._storage_errors():
-            if record.outcome == "interrupted":
-                self._study.tell(proposal.trial, state=TrialState.FAIL)
-                return
-            proposal.trial.set_user_attr(_RECORD, record.number)
-            proposal.trial.set_user_attr("outcome", record.outcome)
-            for name, value in _constraints(record).items():
-                proposal.trial.set_constraint(name, value)
-            if record.feasible:
-                self._study.tell(proposal.trial, record.objective)
-            else:
-                self._study.tell(proposal.trial, state=TrialState.PRUNED)
-
-    def add(self, record: TrialRecord) -> None:
-        """A trial that was not proposed from here: a known setting, or one from before a crash."""
-        places = self._space.places(record.flags)
-        with self._storage_errors():
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    params=self._params(places),
-                    distributions={flag: self._distributions[flag] for flag in places},
-                    state=TrialState.COMPLETE if record.feasible else TrialState.PRUNED,
-                    value=record.objective if record.feasible else None,
-                    user_attrs={_RECORD: record.number, "outcome": record.outcome, "source": record.source},
-                    constraints=_constraints(record),
-                )
+    def _explore(self, tried: set[str]) -> Proposal | Stop:
+        scores = [self._score(record) for record in self.records if record.feasible]
+        best = max((score for score in scores if score is not None), default=None)
+        places = self._candidates()
+        means, spreads = self._expected(self._goal, places)
+        beyond = means - self._prior(self._goal, places)
+        kept = self._kept(places)
+        hopes = _gains(means, spreads, best) * kept
+        experience = self._experience()
+        chosen: Arranged | None = None
+        most, left = 0.0, 0.0
+        for looked, index in enumerate(np.argsort(-hopes)):
+            left = float(hopes[index])
+            settled = chosen is not None and left * _NEARLY <= most
+            if settled or looked >= _MOST_LOOKS or (best is not None and left < self._worth):
+                break
+            left = 0.0
+            for arranged in self._ways(places[index], _DARING if best is None else _LEAST_CHANCE):
+                if self._key(arranged.settings) in tried:
+                    continue
+                worth = float(hopes[index])
+                if self._by_context and arranged.prospect is not None:
+                    # Only now is it known how much the memory holds.
+                    expected = np.minimum(
+                        beyond[index : index + 1] + math.log(max(arranged.prospect.context, 1)),
+                        math.log(self._most_context(arranged.settings)),
+                    )
+                    worth = float(_gains(expected, spreads[index : index + 1], best)[0] * kept[index])
+                worth *= experience.chance(arranged.settings, arranged.prospect)
+                worth *= arranged.prospect.chance if arranged.prospect else 1.0
+                if worth > most:
+                    chosen, most = arranged, worth
+        if chosen is None and not left:
+            return Stop("exhausted", "every configuration that could serve has been tried")
+        if chosen is None or (best is not None and most < self._worth):
+            return Stop(
+                "gain", f"what is left would gain {max(most, left):.2%} at best, which is less than the noise"
             )
+        why = "the plan's favourite" if best is None else f"may gain {most:.1%} over the best so far"
+        return Proposal(chosen.settings, "search", why)
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_LOCKED_S, check_same_thread=False)
-        # Optuna commits some twenty times a trial. A kill loses nothing by this, and what a power failure
-        # could damage is made anew from the records.
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
+    def _experience(self) -> Experience:
+        return Experience.of(self.records, self.forecaster, self._space)
 
-    def _sampler(self, seen: int, attempt: int) -> BaseSampler:
-        # A sampler for each question, so that what it proposes hangs on the seed and on what is known, and
-        # not on how often the study was interrupted.
-        seed = (self._seed * 1_000_003 + seen * 1_009 + attempt) % (1 << 32)
-        if attempt >= _MODELLED_ASKS:
-            return RandomSampler(seed=seed)
-        return TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False)
+    def _candidates(self) -> Places:
+        """The sample, and all that differs in one flag from what was measured."""
+        near: list[Places] = []
+        for row in self._rows([record.flags for record in self.records]):
+            centre = np.where(row == NOWHERE, 0, row)
+            for column, dimension in enumerate(self._quick):
+                block = np.repeat(centre[None, :], len(dimension.values), axis=0)
+                block[:, column] = np.arange(len(dimension.values))
+                near.append(block)
+        return np.unique(np.concatenate([*near, self._sample]), axis=0)
 
-    def _places(self, trial: optuna.Trial) -> dict[str, int]:
-        return {
-            dimension.flag: _place(dimension, trial.params[dimension.flag])
-            for dimension in self._space.dimensions
-        }
+    def _rows(self, flags: Sequence[Settings]) -> Places:
+        rows = [
+            [NOWHERE if (place := one.place_of(settings)) is None else place for one in self._quick]
+            for settings in flags
+        ]
+        return np.asarray(rows, dtype=np.int64).reshape(len(flags), len(self._quick))
 
-    def _params(self, places: dict[str, int]) -> dict[str, float | str]:
-        return {
-            dimension.flag: _param(dimension, places[dimension.flag])
-            for dimension in self._space.dimensions
-            if dimension.flag in places
-        }
+    def _ways(self, row: Places, least_chance: float) -> Iterator[Arranged]:
+        places = self._named(row)
+        if not self._planned:
+            settings = self._space.settings(places)
+            if self.forecaster.forecast({**self._shared, **settings}).refusal is None:
+                yield Arranged(settings, None)
+            return
+        ways = list(
+            arrangements(self._space, self.forecaster, self._shared, places, least_chance=least_chance)
+        )
+        if self._by_context:
+            yield from ways
+        elif ways:
+            # Speed is the same in all of them: the surest one, and of those the one that leaves most.
+            yield max(ways, key=_roominess)
 
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (StorageInternalError, SQLAlchemyError, sqlite3.Error, OSError) as error:
-            cause = error.__cause__ or error
-            words = str(getattr(cause, "orig", None) or cause).splitlines()[0]
-            raise DeployError(
-                f"the study's storage {self._path} cannot be used: {words}",
-                fix="free some space, mend the permissions or end what else has it open, then "
-                "dflash-deploy tune --resume",
-                exit_code=ExitCode.UNAVAILABLE,
-            ) from error
+    def _expected(self, figure: Goal | Limited, places: Places) -> tuple[Array, Array]:
+        """Logarithm of a figure for each combination, with its standard deviation, as far as is known.
+
+        Of latency the negative, so that more is always better.
+        """
+        values = [(record, self._value(record, figure)) for record in self.records]
+        observed = [(record, value) for record, value in values if value is not None]
+        seen = self._rows([record.flags for record, _ in observed])
+        prior = self._prior(figure, seen)
+        if figure == self._goal and self._by_context:
+            prior = np.asarray(
+                [self._planned_context(self.forecaster, record.flags) for record, _ in observed]
+            )
+        logs = np.asarray([value for _, value in observed]) - prior
+        means, spreads = Surrogate(self._effects(figure), seen, list(logs), _NOISE).predict(places)
+        return means + self._prior(figure, places), spreads
+
+    def _prior(self, figure: Goal | Limited, places: Places) -> Array:
+        if figure in _RATES:
+            return np.asarray([self._log_rate(row) for row in places])
+        if figure == self._goal and self._by_context:
+            return np.asarray([self._log_context(row) for row in places])
+        return np.zeros(len(places))
+
+    def _log_rate(self, row: Places) -> float:
+        key = row.tobytes()
+        if key not in self._rates:
+            self._rates[key] = math.log(self._rate(self._reference(row)) or 1.0)
+        return self._rates[key]
+
+    def _log_context(self, row: Places) -> float:
+        """By the plan as it was in the beginning: an order to look at combinations in."""
+        key = row.tobytes()
+        if key not in self._contexts:
+            self._contexts[key] = self._planned_context(self._first_forecaster, self._reference(row))
+        return self._contexts[key]
+
+    def _most_context(self, settings: Settings) -> float:
+        limit = settings.get("max-total-tokens")
+        return limit / self.forecaster.profile.workload.users if isinstance(limit, int) else math.inf
+
+    @staticmethod
+    def _planned_context(forecaster: Forecaster, flags: Settings) -> float:
+        prospect = forecaster.prospect(flags)
+        return math.log(max(prospect.context if prospect else 1, 1))
+
+    def _reference(self, row: Places) -> dict[str, FlagSetting]:
+        """The combination with all the memory that the space allows: for what hangs on it alone."""
+        places = {one.flag: _largest(one) for one in self._space.dimensions if one not in self._quick}
+        places |= self._named(row)
+        if self._by_context:
+            places |= least_states(self._space, self._first_forecaster, self._shared, self._named(row)) or {}
+        return {**self._shared, **self._space.settings(places)}
+
+    def _named(self, row: Places) -> dict[str, int]:
+        return {one.flag: max(int(place), 0) for one, place in zip(self._quick, row, strict=True)}
+
+    def _kept(self, places: Places) -> Array:
+        """Chance that the limits on figures that were measured are kept."""
+        chances = np.ones(len(places))
+        for name, limit in self._limits.items():
+            if self._planned and name in ("context_tokens", "free_vram_mib"):
+                continue
+            if not any(self._value(record, name) is not None for record in self.records):
+                continue
+            means, spreads = self._expected(name, places)
+            chances *= _within(means, np.hypot(spreads, _NOISE), limit, less=name in LESS_IS_BETTER)
+        return chances
+
+    def _effects(self, figure: Goal | Limited) -> list[Effect]:
+        sizes: list[Effect] = []
+        for dimension in self._quick:
+            if figure == "ttft_p95_s":
+                size = _FIRST_TOKEN_EFFECTS.get(dimension.flag, 0.1)
+            elif self._planned and figure == "context_tokens":
+                size = _CONTEXT_EFFECTS.get(dimension.flag, _CONTEXT_EFFECT)
+            elif self._planned and figure in _RATES:
+                size = _EFFECTS.get(dimension.flag, _ANY_EFFECT)
+            else:
+                size = _UNKNOWN_EFFECT
+            sizes.append(Effect(dimension, size))
+        return sizes
+
+    def _score(self, record: TrialRecord) -> float | None:
+        return self._value(record, self._goal)
+
+    def _value(self, record: TrialRecord, figure: Goal | Limited) -> float | None:
+        """Logarithm of a measured figure, more being better; None where there is none."""
+        value: float | None
+        if figure == self._goal:
+            value = record.objective
+        elif record.measured is None or record.boot is None or record.measured.faults:
+            value = None
+        else:
+            users = self.forecaster.profile.workload.users
+            value = figures(record.measured, record.boot, users).get(figure)
+        if value is None or value <= 0:
+            return None
+        return -math.log(value) if figure in LESS_IS_BETTER else math.log(value)
+
+    def _key(self, flags: Settings) -> str:
+        return key_of({name: value for name, value in flags.items() if name not in self._shared})
 
 
-def _is_damaged(path: Path) -> bool:
-    if not path.exists():
-        return False
-    with closing(sqlite3.connect(path)) as connection:
-        try:
-            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",))
-        except sqlite3.OperationalError:
-            return False
-        except sqlite3.DatabaseError:
-            return True
+def _combinations(dimensions: Sequence[Dimension], seed: int) -> Places:
+    """All, or an even sample where there are very many."""
+    sizes = [len(dimension.values) for dimension in dimensions]
+    if math.prod(sizes) <= _MOST_COMBINATIONS:
+        every = list(product(*map(range, sizes)))
+        return np.asarray(every, dtype=np.int64).reshape(len(every), len(sizes))
+    return np.random.default_rng(seed).integers(0, sizes, size=(_MOST_COMBINATIONS, len(sizes)))
 
 
-def _constraints(record: TrialRecord) -> dict[str, float]:
-    """By constraint, how far it is broken; zero and below is kept."""
-    if record.feasible:
-        return {"served": 0.0}
-    return {"served": 0.0 if record.violations else 1.0, **record.violations}
+def _largest(dimension: Dimension) -> int:
+    """Place of the value that leaves the most memory to pools: no limit, or the highest."""
+    if None in dimension.values:
+        return dimension.values.index(None)
+    numbers = [value if isinstance(value, int | float) else 0 for value in dimension.values]
+    return numbers.index(max(numbers))
 
 
-def _distribution(dimension: Dimension) -> BaseDistribution:
-    if not dimension.numeric:
-        return CategoricalDistribution([_label(value) for value in dimension.values])
-    low, high = _number(dimension.values[0]), _number(dimension.values[-1])
-    if len(dimension.values) == 1:
-        return FloatDistribution(low, high)
-    step = _number(dimension.values[1]) - low
-    if all(isinstance(value, int) for value in dimension.values):
-        return IntDistribution(int(low), int(high), step=int(step))
-    return FloatDistribution(low, high, step=round(step, 10))
+def _roominess(arranged: Arranged) -> tuple[float, float]:
+    assert arranged.prospect is not None  # noqa: S101  (only planned ones are arranged)
+    return min(round(arranged.prospect.chance, 2), 0.97), arranged.prospect.headroom_mib
 
 
-def _param(dimension: Dimension, place: int) -> float | str:
-    value = dimension.values[place]
-    return _number(value) if dimension.numeric else _label(value)
+def _gains(means: Array, spreads: Array, best: float | None) -> Array:
+    """Expected gain over the best so far, as a share; before there is one, how good it will be among all."""
+    if best is None:
+        return np.asarray(np.exp(means - means.max()))
+    apart = (means - best) / spreads
+    density = np.exp(-0.5 * apart**2) / math.sqrt(2 * math.pi)
+    return np.asarray(spreads * (apart * _normal(apart) + density))
 
 
-def _place(dimension: Dimension, param: object) -> int:
-    places = range(len(dimension.values))
-    if isinstance(param, int | float):
-        return min(places, key=lambda place: abs(_number(dimension.values[place]) - param))
-    return next(place for place in places if _label(dimension.values[place]) == param)
+def _within(means: Array, spreads: Array, limit: Limit, *, less: bool) -> Array:
+    chances = np.ones(len(means))
+    for bound, sign in ((limit.min, 1), (limit.max, -1)):
+        if bound is not None and bound > 0:
+            level = -math.log(bound) if less else math.log(bound)
+            chances *= _normal((means - level) / spreads * (-sign if less else sign))
+    return chances
 
 
-def _number(value: FlagSetting | None) -> float:
-    assert isinstance(value, int | float)  # noqa: S101  (a numeric dimension holds nothing else)
-    return value
-
-
-def _label(value: FlagSetting | None) -> str:
-    return json.dumps(value)
+def _normal(values: Array) -> Array:
+    return np.asarray([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in values])

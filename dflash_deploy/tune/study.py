@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,15 +15,15 @@ from typing import TYPE_CHECKING
 from dflash_deploy import __version__, calibration, paths
 from dflash_deploy.calibration import Subject
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.machine.cards import load_card
-from dflash_deploy.profile.schema import FlagSetting, Profile
+from dflash_deploy.machine.cards import Card, load_card
+from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.journal import Journal
 from dflash_deploy.tune.launching import Launcher, model_flags
+from dflash_deploy.tune.limits import LESS_IS_BETTER
 from dflash_deploy.tune.outlook import Ending, Outlook
 from dflash_deploy.tune.records import (
     Candidate,
-    Predicted,
     StudyRecord,
     TrialRecord,
     cut_short,
@@ -33,22 +32,30 @@ from dflash_deploy.tune.records import (
     write_record,
 )
 from dflash_deploy.tune.screen import Screen
-from dflash_deploy.tune.select import KNOWN
-from dflash_deploy.tune.space import key_of, space_of, tidy
+from dflash_deploy.tune.search import WORTH, Proposal, Search, Stop
+from dflash_deploy.tune.select import KNOWN, best_trial
+from dflash_deploy.tune.space import Space, space_of, tidy
 from dflash_deploy.tune.trial import Gauge, not_launched, run_trial
 
 if TYPE_CHECKING:
-    from dflash_deploy.tune.search import Proposal
-
-_REFUSALS_PER_LAUNCH = 20
+    from dflash_deploy.tune.ledger import Entry
 
 
 @dataclass(frozen=True)
 class Effort:
-    """When to stop: servers launched in the whole study, and minutes of this run."""
+    """When to stop.
+
+    Attributes:
+        trials: servers launched in the whole study, at most.
+        minutes: of this run.
+        worth: expected gain, as a share, below which nothing more is launched.
+        target: value of the objective that is enough.
+    """
 
     trials: int
     minutes: float | None = None
+    worth: float = WORTH
+    target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,6 @@ class Rig:
     launcher: Launcher
     memory_mib: int | None
     gauge: Gauge | None
-
-
-@dataclass(frozen=True)
-class _Next:
-    source: str
-    settings: dict[str, FlagSetting]
-    why: str
-    proposal: Proposal | None = None
 
 
 def studies_dir() -> Path:
@@ -200,8 +199,8 @@ def run_study(
         for candidate in cut_short(folder):
             record = not_launched(candidate, "interrupted", "the tuner was ended while it ran")
             write_record(trial_folder(folder, candidate.number) / "trial.json", record)
-        run = _Run(folder, study, rig, journal)
-        ending = run.until(effort)
+        run = _Run(folder, study, rig, effort, journal)
+        ending = run.until_spent()
         journal.over(ending)
         return run.records, ending
 
@@ -209,77 +208,87 @@ def run_study(
 class _Run:
     """The trials of one run of the tuner."""
 
-    def __init__(self, folder: Path, study: StudyRecord, rig: Rig, screen: Journal) -> None:
+    def __init__(self, folder: Path, study: StudyRecord, rig: Rig, effort: Effort, screen: Journal) -> None:
         # Optuna takes most of a second to load, which an error before this need not wait for.
-        from dflash_deploy.tune.search import Search  # noqa: PLC0415
+        from dflash_deploy.tune.ledger import Ledger  # noqa: PLC0415
 
         self.records = read_trials(folder)
         self._folder = folder
+        self._study = study
         self._profile = study.profile
         self._rig = rig
-        self._forecaster = self._first_forecaster(study)
         self._screen = screen
         self._model = model_flags(study.profile, simulated=study.simulated)
-        self._search = Search(
-            folder, space_of(study.profile), study.profile.objective.optimize, study.seed, self.records
-        )
-        finished = [record for record in self.records if record.outcome != "interrupted"]
-        self._tried = {self._key(record.flags) for record in finished}
-        self._launched = sum(record.launched for record in finished)
-        self._trials = 0
-        self._deadline: float | None = None
-        self._queue = deque(self._waiting())
+        space = space_of(study.profile)
+        self._search = self._begun_search(study, space, effort.worth)
+        self._ledger = Ledger(folder, space, study.profile.objective.optimize, self.records)
+        self._launched = sum(record.launched for record in self.records if record.outcome != "interrupted")
+        self._effort = effort
+        self._deadline = None if effort.minutes is None else time.monotonic() + 60 * effort.minutes
 
-    def until(self, effort: Effort) -> Ending:
-        deadline = None if effort.minutes is None else time.monotonic() + 60 * effort.minutes
-        self._trials, self._deadline = effort.trials, deadline
-        refusals = 0
+    def until_spent(self) -> Ending:
+        target = self._effort.target
         try:
-            while self._launched < effort.trials:
-                if deadline is not None and time.monotonic() >= deadline:
+            while self._launched < self._effort.trials:
+                if self._deadline is not None and time.monotonic() >= self._deadline:
                     return "minutes"
-                wanted = self._next()
-                if wanted is None or refusals > _REFUSALS_PER_LAUNCH * effort.trials:
-                    return "exhausted"
-                record = self._try(wanted)
-                self._launched += record.launched
-                refusals += not record.launched
+                if target is not None and self._reached(target):
+                    return "target"
+                step = self._search.ask()
+                if isinstance(step, Stop):
+                    self._screen.note(f"nothing more to launch: {step.why}")
+                    return step.reason
+                self._try(step)
         except KeyboardInterrupt:
             return "interrupted"
         return "trials"
 
-    def _waiting(self) -> Iterator[_Next]:
+    def _reached(self, target: float) -> bool:
+        best = best_trial(self._study, self.records)
+        if best is None or best.objective is None:
+            return False
+        less = self._profile.objective.optimize in LESS_IS_BETTER
+        return best.objective <= target if less else best.objective >= target
+
+    def _begun_search(self, study: StudyRecord, space: Space, worth: float) -> Search:
+        card = load_card(study.card) if study.card else None
+        forecaster = self._first_forecaster(study, card)
+        search = Search(
+            space,
+            forecaster,
+            goal=study.profile.objective.optimize,
+            rate=lambda flags: forecaster.rate(flags, card) if card else None,
+            shared=self._model,
+            seed=study.seed,
+            known=list(self._waiting()),
+            worth=worth,
+        )
+        for record in self.records:
+            search.tell(record)
+        return search
+
+    def _waiting(self) -> Iterator[Proposal]:
         """Settings that somebody knows, then those that a former run did not finish."""
         for known in self._profile.known:
             settings = tidy({**self._profile.flags, **known.flags})
-            yield _Next(f"{KNOWN}{known.name}", settings, f"known: {known.source}")
+            yield Proposal(settings, f"{KNOWN}{known.name}", f"known: {known.source}")
         for record in self.records:
             if record.outcome == "interrupted":
                 own = {name: value for name, value in record.flags.items() if name not in self._model}
-                yield _Next(record.source, own, f"trial {record.number} was cut short")
+                yield Proposal(own, record.source, f"trial {record.number} was cut short")
 
-    def _next(self) -> _Next | None:
-        while self._queue:
-            waiting = self._queue.popleft()
-            if self._key(waiting.settings) not in self._tried:
-                return waiting
-        proposal = self._search.propose(self._tried)
-        if proposal is None:
-            return None
-        return _Next("search", proposal.settings, f"proposed from {len(self._tried)} results", proposal)
-
-    def _outlook(self, wanted: _Next) -> Outlook:
-        waiting = [later for later in self._queue if self._key(later.settings) not in self._tried]
-        if self._launched + 1 >= self._trials:
+    def _outlook(self, candidate: Candidate) -> Outlook:
+        if self._launched + 1 >= self._effort.trials:
             after = "nothing: this is the last launch"
-        elif waiting:
-            after = f"{waiting[0].source} ({waiting[0].why})"
         else:
-            after = "what the search proposes once this result is in"
+            coming = self._search.waiting(candidate.flags)
+            after = (
+                f"{coming.source} ({coming.why})" if coming else "what the search proposes once this is in"
+            )
         left_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        return Outlook(wanted.why, after, self._launched, self._trials, left_s)
+        return Outlook(candidate.why or "", after, self._launched, self._effort.trials, left_s)
 
-    def _first_forecaster(self, study: StudyRecord) -> Forecaster:
+    def _first_forecaster(self, study: StudyRecord, card: Card | None) -> Forecaster:
         """As logs have corrected it: those kept of this card, or this study's own where it is simulated."""
         rig = self._rig
         held = rig.gauge.used_mib() if rig.gauge else None
@@ -287,7 +296,7 @@ class _Run:
         # What a simulated card teaches is never kept: it would correct the plans of a real one.
         self._subject: Subject | None = None
         if not study.simulated:
-            self._subject = forecaster.subject(load_card(study.card) if study.card else None)
+            self._subject = forecaster.subject(card)
             kept = calibration.load(self._subject) if self._subject else None
             return forecaster if kept is None else forecaster.corrected(kept.corrected(), boots=kept.boots)
         for record in self.records:
@@ -297,41 +306,28 @@ class _Run:
 
     def _learn(self, record: TrialRecord) -> None:
         """Let the log of a server that came to serve correct the forecasts that follow."""
-        lesson = self._forecaster.lesson(record)
+        lesson = self._search.forecaster.lesson(record)
         if lesson is None:
             return
-        self._forecaster = self._forecaster.corrected(lesson.terms)
+        self._search.forecaster = self._search.forecaster.corrected(lesson.terms)
         if self._subject is not None:
             calibration.keep(self._subject, lesson)
 
-    def _key(self, flags: dict[str, FlagSetting]) -> str:
-        return key_of({name: value for name, value in flags.items() if name not in self._model})
-
-    def _try(self, wanted: _Next) -> TrialRecord:
-        number = 1 + max((record.number for record in self.records), default=0)
+    def _try(self, proposal: Proposal) -> None:
         candidate = Candidate(
-            number=number,
-            source=wanted.source,
-            flags={**self._model, **wanted.settings},
+            number=1 + max((record.number for record in self.records), default=0),
+            source=proposal.source,
+            flags={**self._model, **proposal.settings},
             started=datetime.now(UTC),
+            why=proposal.why,
         )
-        forecast = self._forecaster.forecast(candidate.flags)
-        # Somebody has run a known setting: what the plan thinks of it is no reason not to look.
-        if forecast.refusal is not None and not candidate.source.startswith(KNOWN):
-            record = not_launched(candidate, "infeasible", forecast.refusal, forecast.predicted)
-        else:
-            record = self._launch(candidate, wanted, forecast.predicted)
-        self._keep(wanted, record)
-        self._learn(record)
-        self._tried.add(self._key(candidate.flags))
-        return record
-
-    def _launch(self, candidate: Candidate, wanted: _Next, predicted: Predicted | None) -> TrialRecord:
         write_record(trial_folder(self._folder, candidate.number) / "candidate.json", candidate)
-        self._screen.begun(candidate, self._outlook(wanted))
+        self._screen.begun(candidate, self._outlook(candidate))
+        predicted = self._search.forecaster.forecast(candidate.flags).predicted
+        entry = self._ledger.begin(proposal.settings)
         begun = time.monotonic()
         try:
-            return run_trial(
+            record = run_trial(
                 candidate,
                 folder=self._folder,
                 profile=self._profile,
@@ -343,16 +339,17 @@ class _Run:
         except KeyboardInterrupt:
             wall_s = time.monotonic() - begun
             cut = not_launched(candidate, "interrupted", "stopped by hand", predicted, wall_s=wall_s)
-            self._keep(wanted, cut)
+            self._keep(entry, cut)
             raise
+        self._keep(entry, record)
+        self._learn(record)
+        self._launched += 1
 
-    def _keep(self, wanted: _Next, record: TrialRecord) -> None:
+    def _keep(self, entry: Entry, record: TrialRecord) -> None:
         write_record(trial_folder(self._folder, record.number) / "trial.json", record)
         self.records.append(record)
-        if wanted.proposal is not None:
-            self._search.tell(wanted.proposal, record)
-        elif record.outcome != "interrupted":
-            self._search.add(record)
+        self._search.tell(record)
+        self._ledger.tell(entry, record)
         self._screen.ended(record)
 
 

@@ -159,6 +159,8 @@ def lines(study: StudyRecord, summary: Summary) -> Iterator[str]:
 _ENDINGS: dict[Ending, str] = {
     "trials": "all launches done",
     "minutes": "the time is up",
+    "gain": "nothing left would gain more than the noise",
+    "target": "the target was reached",
     "exhausted": "nothing is left to try",
     "interrupted": "stopped by hand, resume with dflash-deploy tune --resume",
 }

@@ -1,8 +1,8 @@
-"""What was measured, carried over to configurations that were not: a Gaussian process on what a prior leaves.
+"""What was measured, carried over to configurations that were not: a Gaussian process beside a prior.
 
-Values are logarithms of a figure over its prior: a level that all share, an effect of each flag by itself, and
-a little for flags together. How large an effect may be is part of the prior; a handful of measurements would
-never tell it.
+Values are logarithms of a figure over its prior: a level that all share, an effect of each flag by itself,
+and a little for flags together. How large an effect may be is part of the prior; a handful of measurements
+would never tell it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dflash_deploy.tune.space import Dimension
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]
-"""A row for each configuration, a column for each flag: the place of its value, ``NOWHERE`` if none of ours."""
+"""A row for each configuration, a column for each flag: the place of its value, or ``NOWHERE``."""
 
 NOWHERE = -1
 
@@ -44,7 +44,9 @@ class Surrogate:
     prior is wrong is searched as such.
     """
 
-    def __init__(self, effects: Sequence[Effect], places: Places, logs: Sequence[float], noise: float) -> None:
+    def __init__(
+        self, effects: Sequence[Effect], places: Places, logs: Sequence[float], noise: float
+    ) -> None:
         """Condition on measurements.
 
         Args:
@@ -76,7 +78,7 @@ class Surrogate:
         """How alike the values of each flag are, from 0 to 1: flags first, then ``left``, then ``right``."""
         apart = np.abs(left.T[:, :, None] - right.T[:, None, :]) * self._steps[:, None, None]
         near = np.exp(-0.5 * (apart / _NEAR) ** 2)
-        return np.where(self._numeric[:, None, None], near, apart == 0)
+        return np.asarray(np.where(self._numeric[:, None, None], near, apart == 0), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class _Fit:
     @classmethod
     def of(cls, alike: Array, sizes: Array, centred: Array, noise: float) -> _Fit:
         covariance = _covariance(alike, sizes) + noise**2 * np.eye(len(centred))
-        lower = np.linalg.cholesky(covariance)
+        lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
         weights = np.linalg.solve(lower.T, np.linalg.solve(lower, centred))
         evidence = -0.5 * float(centred @ weights) - float(np.sum(np.log(np.diag(lower))))
         return cls(sizes, lower, weights, evidence)

@@ -12,22 +12,27 @@ from typing import NamedTuple
 from dflash_deploy.bench.measure import measure
 from dflash_deploy.bench.measurement import Measurement, NotMeasured
 from dflash_deploy.bench.prompts import mixed_prompts
+from dflash_deploy.diagnosis import diagnose
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.engine.sglang.http import server_info
+from dflash_deploy.errors import DeployError
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.server.outcome import NotServed
 from dflash_deploy.server.ports import free_port
 from dflash_deploy.server.process import Server
 from dflash_deploy.tune.launching import Launcher
 from dflash_deploy.tune.limits import describe, figures, limits_of, objective_value, violations
-from dflash_deploy.tune.records import Candidate, Outcome, Predicted, TrialRecord, trial_folder
+from dflash_deploy.tune.records import Candidate, Cause, Outcome, Predicted, TrialRecord, trial_folder
 
 _DEGRADING = frozenset({"draft-graph-lost", "draft-head-eager"})
 """What a server says it goes without although speed hangs on it."""
 
 _REFUSED = re.compile(r"user \d+: HTTP 4")
 """The server takes no such request, for instance one that is longer than its context."""
+
+_SERVED = frozenset({"served", "infeasible"})
+"""Outcomes of servers that did what they could."""
 
 _SLOWEST_TOKENS_PER_S = 0.5
 _ASK_S = 5.0
@@ -95,6 +100,7 @@ def run_trial(
             verdict = judge(profile, boot, measured, alive=server.alive, last_words=_last_words(server))
         on_stage("stopping")
         leftovers = server.stop().leftovers
+    cause = None if verdict.outcome in _SERVED else cause_of(server.log_path)
     return TrialRecord(
         number=candidate.number,
         source=candidate.source,
@@ -110,6 +116,8 @@ def run_trial(
         violations=verdict.violations,
         feasible=verdict.outcome == "served",
         started=candidate.started,
+        why=candidate.why,
+        cause=cause,
         boot_s=started.boot_s,
         wall_s=time.monotonic() - begun,
     )
@@ -135,8 +143,20 @@ def not_launched(
         predicted=predicted,
         feasible=False,
         started=candidate.started,
+        why=candidate.why,
         wall_s=wall_s,
     )
+
+
+def cause_of(log: Path) -> Cause | None:
+    """What the failure catalogue makes of a server's log; None where it finds nothing wrong, or no log."""
+    try:
+        found = diagnose(log).root
+    except DeployError:
+        return None
+    if found is None:
+        return None
+    return Cause(id=found.id, cause=found.cause, fix=found.fix.text if found.fix else None)
 
 
 def judge(

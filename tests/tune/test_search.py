@@ -1,164 +1,186 @@
-import sqlite3
-from contextlib import closing
+"""The search on a virtual clock: the very code of ``tune``, a trial in milliseconds."""
 
-import optuna
+import sys
+from pathlib import Path
+
 import pytest
 
-from dflash_deploy.errors import DeployError
-from dflash_deploy.tune.search import Search
-from dflash_deploy.tune.space import key_of, space_of
+from dflash_deploy.profile.load import load_profile
+from dflash_deploy.tune.feasible import Forecaster
+from dflash_deploy.tune.launching import model_flags
+from dflash_deploy.tune.search import Proposal, Search, Stop
+from dflash_deploy.tune.space import key_of, space_of, tidy
 
-from .samples import profile, trial
+from .samples import boot, profile, trial
 
-SEARCH = {
-    "mem-fraction-static": {"low": 0.8, "high": 0.95, "step": 0.01},
-    "max-running-requests": {"low": 1, "high": 8, "step": 1},
-    "max-total-tokens": {"choices": [None, 8192, 16384]},
-    "cuda-graph-bs-decode": {"choices": [[1], [1, 2]]},
-}
-SPACE = space_of(profile(search=SEARCH))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from virtual_trial import VirtualCard
 
-
-def opened(folder, space=SPACE, seed=3, records=()):
-    folder.mkdir(exist_ok=True)
-    return Search(folder, space, "total_tokens_per_s", seed, records)
+CARD_MIB = {"rtx-5090": 32607, "rtx-3090": 24576}
 
 
-def play(search, count, records=(), value=lambda flags: 100 + flags["max-running-requests"]):
-    """Ask and tell; every configuration above six requests fails."""
-    records = list(records)
-    tried = {key_of(record.flags) for record in records}
-    for number in range(len(records) + 1, count + 1):
-        proposal = search.propose(tried)
-        if proposal is None:
-            break
-        fails = proposal.settings["max-running-requests"] > 6
-        record = trial(number, None if fails else (value(proposal.settings),), flags=proposal.settings)
-        search.tell(proposal, record)
-        tried.add(key_of(proposal.settings))
-        records.append(record)
-    return records
+class Played:
+    """One search, played to its end."""
+
+    def __init__(self, name, seed, known=True, cut_after=None):
+        self.profile = load_profile(name)
+        self.card = VirtualCard(self.profile, self.profile.card, seed, 64, CARD_MIB[self.profile.card])
+        self.records = []
+        self.whys = []
+        self.known = known
+        search = self.search()
+        while len(self.records) < 30:
+            if len(self.records) == cut_after:
+                search = self.search()
+            step = search.ask()
+            if isinstance(step, Stop):
+                self.stop = step
+                break
+            self.whys.append(step.why)
+            record = self.card.run(step.settings, number=len(self.records) + 1, source=step.source)
+            self.tell(search, record)
+            self.records.append(record)
+
+    def search(self):
+        forecaster = Forecaster(self.profile, "0.5.23", CARD_MIB[self.profile.card])
+        known = [
+            Proposal(tidy({**self.profile.flags, **known.flags}), f"known:{known.name}", "known")
+            for known in self.profile.known
+        ]
+        from dflash_deploy.machine.cards import load_card
+
+        card = load_card(self.profile.card)
+        search = Search(
+            space_of(self.profile),
+            forecaster,
+            goal=self.profile.objective.optimize,
+            rate=lambda flags: forecaster.rate(flags, card),
+            shared=model_flags(self.profile, simulated=True),
+            seed=3,
+            known=known if self.known else (),
+        )
+        for record in self.records:
+            self.tell(search, record)
+        return search
+
+    @staticmethod
+    def tell(search, record):
+        lesson = search.forecaster.lesson(record)
+        if lesson is not None:
+            search.forecaster = search.forecaster.corrected(lesson.terms)
+        search.tell(record)
+
+    @property
+    def best(self):
+        return max(record.objective for record in self.records if record.feasible)
 
 
-def stored(folder):
-    (name,) = optuna.get_all_study_names(f"sqlite:///{folder}/optuna.db")
-    return optuna.load_study(study_name=name, storage=f"sqlite:///{folder}/optuna.db")
+@pytest.fixture(scope="module")
+def four_users():
+    return Played("rtx5090-four-users", 11)
 
 
-def test_nothing_is_proposed_twice_and_every_value_is_of_the_space(tmp_path):
-    records = play(opened(tmp_path / "s"), 25)
-    assert len({key_of(record.flags) for record in records}) == 25
-    for record in records:
-        assert set(SPACE.places(record.flags)) == set(SEARCH)
+def test_known_settings_come_first_and_little_is_launched_after_them(four_users):
+    assert four_users.records[0].source == "known:hand-tuned"
+    assert four_users.stop.reason == "gain"
+    assert "less than the noise" in four_users.stop.why
+    assert len(four_users.records) <= 10
+    assert four_users.best > 1.01 * four_users.records[0].objective
 
 
-def test_the_same_seed_proposes_the_same_also_across_an_interruption(tmp_path):
-    straight = play(opened(tmp_path / "a"), 14)
-    first = play(opened(tmp_path / "b"), 7)
-    opened(tmp_path / "b").propose({key_of(record.flags) for record in first})  # asked, and then killed
-    again = opened(tmp_path / "b", records=first)
-    resumed = play(again, 14, first)
-    assert [record.flags for record in resumed] == [record.flags for record in straight]
-    assert [r.flags for r in play(opened(tmp_path / "c", seed=4), 14)] != [r.flags for r in straight]
+def test_nothing_is_launched_twice_and_nothing_runs_out_of_memory(four_users):
+    assert len({key_of(record.flags) for record in four_users.records}) == len(four_users.records)
+    assert {record.outcome for record in four_users.records} <= {"served", "infeasible"}
+    assert all(four_users.whys)
 
 
-def test_a_failure_is_infeasible_and_has_no_value(tmp_path):
-    records = play(opened(tmp_path / "s"), 20)
-    failed = [record for record in records if not record.feasible]
-    assert failed
-    by_record = {t.user_attrs.get("record"): t for t in stored(tmp_path / "s").trials}
-    for record in records:
-        told = by_record[record.number]
-        if record.feasible:
-            assert told.state is optuna.trial.TrialState.COMPLETE
-            assert told.value == record.objective
-            assert all(value <= 0 for value in told.constraints.values())
-        else:
-            assert told.state is optuna.trial.TrialState.PRUNED
-            assert told.value is None
-            assert any(value > 0 for value in told.constraints.values())
+def test_a_search_that_was_cut_short_goes_on_as_if_nothing_had_been(four_users):
+    again = Played("rtx5090-four-users", 11, cut_after=2)
+    assert [record.flags for record in again.records] == [record.flags for record in four_users.records]
 
 
-def test_what_was_told_is_learned_from(tmp_path):
-    records = play(opened(tmp_path / "s"), 40, value=lambda flags: 100 - flags["max-running-requests"])
-    late = [record.flags["max-running-requests"] for record in records[20:]]
-    # The best is one request at a time; left to chance, a quarter would fail and a quarter be near it.
-    assert sum(value > 6 for value in late) <= 4
-    assert sum(value <= 2 for value in late) >= 8
+def test_without_known_settings_the_plan_begins():
+    played = Played("rtx3090-single-user", 12, known=False)
+    assert played.whys[0] == "the plan's favourite"
+    assert played.records[0].feasible
+    assert played.best > Played("rtx3090-single-user", 12).records[0].objective
 
 
-def test_a_small_space_is_tried_out_and_then_there_is_nothing_left(tmp_path):
-    space = space_of(profile(search={"max-running-requests": {"choices": [1, 2, 3, 4, 5]}}))
-    search = opened(tmp_path / "s", space)
-    assert len(play(search, 50)) == 5
-    assert search.propose({key_of({"max-running-requests": n}) for n in (1, 2, 3, 4, 5)}) is None
+def test_the_longest_context_is_sought_up_to_the_limits_and_not_beyond():
+    played = Played("rtx5090-long-context", 13)
+    first = played.records[0].objective
+    best = max((r for r in played.records if r.feasible), key=lambda record: record.objective)
+    assert best.objective > 1.5 * first
+    free_mib = best.measured.vram_total_mib - best.measured.vram_used_mib
+    assert 512 <= free_mib < 1300
 
 
-def test_the_storage_catches_up_with_the_records(tmp_path):
-    records = play(opened(tmp_path / "a"), 8)
-    known = trial(9, (140.0,), source="known:hand", flags={"max-running-requests": 5, "log-level": "info"})
-    cut = trial(10, None, outcome="interrupted", flags={"max-running-requests": 2})
-    for _ in range(2):
-        opened(tmp_path / "b", records=[*records, known, cut])
-    told = [t for t in stored(tmp_path / "b").trials if t.state.is_finished()]
-    assert sorted(t.user_attrs["record"] for t in told) == list(range(1, 10))
-
-
-def test_a_broken_limit_tells_how_far(tmp_path):
-    search = opened(tmp_path / "s")
-    search.add(
-        trial(1, (90.0,), outcome="infeasible", feasible=False, violations={"ttft_p95_s": 0.25}, flags={})
+def searched(search_space, **given):
+    """A search where nothing is planned: no card is known."""
+    tuned = profile(search=search_space, **given)
+    return Search(
+        space_of(tuned),
+        Forecaster(tuned, "0.5.23", None),
+        goal="total_tokens_per_s",
+        rate=lambda _: None,
+        shared={},
+        seed=1,
     )
-    (told,) = stored(tmp_path / "s").trials
-    assert told.constraints["ttft_p95_s"] == 0.25
-    assert told.state is optuna.trial.TrialState.PRUNED
 
 
-@pytest.mark.parametrize("damage", [b"not a database, but long enough to look like one" * 40, b"\0" * 3000])
-def test_a_damaged_storage_is_made_anew_from_the_records(tmp_path, damage):
-    records = play(opened(tmp_path / "s"), 5)
-    path = tmp_path / "s" / "optuna.db"
-    path.write_bytes(damage + path.read_bytes()[len(damage) :])
-    search = opened(tmp_path / "s", records=records)
-    told = [t for t in stored(tmp_path / "s").trials if t.state.is_finished()]
-    assert sorted(t.user_attrs["record"] for t in told) == [1, 2, 3, 4, 5]
-    assert len(play(search, 6, records)) == 6
+def play(search, value, count=40):
+    """Ask and tell until it stops; ``value`` of the flags is None where the start fails."""
+    records = []
+    while len(records) < count:
+        step = search.ask()
+        if isinstance(step, Stop):
+            return records, step
+        found = value(step.settings)
+        record = (
+            trial(len(records) + 1, (found,), flags=step.settings, boot=boot())
+            if found
+            else trial(
+                len(records) + 1, None, flags=step.settings, reason="pools: CUDA out of memory", boot=boot()
+            )
+        )
+        search.tell(record)
+        records.append(record)
+    return records, None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "update alembic_version set version_num = 'v99.0.0'",
-        "drop table studies",
-        "update trial_params set distribution_json = 'x'",
-    ],
-)
-def test_a_storage_that_optuna_cannot_make_sense_of_is_made_anew(tmp_path, change):
-    records = play(opened(tmp_path / "s"), 5)
-    with closing(sqlite3.connect(tmp_path / "s" / "optuna.db")) as other, other:
-        other.execute(change)
-    search = opened(tmp_path / "s", records=records)
-    assert len(play(search, 8, records)) == 8
-    told = [t for t in stored(tmp_path / "s").trials if t.state.is_finished()]
-    assert {1, 2, 3, 4, 5} <= {t.user_attrs.get("record") for t in told}
+def test_a_small_space_is_tried_out_and_then_there_is_nothing_left():
+    search = searched({"max-running-requests": {"choices": [1, 2, 3, 4, 5]}})
+    records, stop = play(search, lambda _: 100.0)
+    # Fewer than two users at once would be of no use.
+    assert sorted(record.flags["max-running-requests"] for record in records) == [2, 3, 4, 5]
+    assert stop.reason in ("exhausted", "gain")
 
 
-def test_a_crash_while_telling_loses_nothing(tmp_path):
-    search = opened(tmp_path / "s")
-    records = play(search, 3)
-    proposal = search.propose({key_of(record.flags) for record in records})
-    proposal.trial.set_user_attr("record", 4)  # and then it was killed
-    records.append(trial(4, (150.0,), flags=proposal.settings))
-    for _ in range(2):
-        opened(tmp_path / "s", records=records)
-    told = [t for t in stored(tmp_path / "s").trials if t.state is optuna.trial.TrialState.COMPLETE]
-    assert [t.value for t in told if t.user_attrs["record"] == 4] == [150.0]
+def test_without_a_plan_it_learns_from_what_it_measures():
+    space = {
+        "speculative-num-draft-tokens": {"low": 2, "high": 16, "step": 1},
+        "chunked-prefill-size": {"choices": [512, 1024, 2048]},
+    }
+    search = searched(space)
+    records, _ = play(search, lambda flags: 100.0 - 2 * abs(flags["speculative-num-draft-tokens"] - 11))
+    best = max(records, key=lambda record: record.objective)
+    assert abs(best.flags["speculative-num-draft-tokens"] - 11) <= 1
+    assert len(records) < 20
 
 
-def test_a_locked_storage_is_an_error_in_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("dflash_deploy.tune.search._LOCKED_S", 0.1)
-    search = opened(tmp_path / "s")
-    with sqlite3.connect(tmp_path / "s" / "optuna.db", timeout=0) as held:
-        held.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(DeployError, match="locked"):
-            search.propose(set())
+def test_what_is_hungrier_than_what_ran_out_of_memory_is_not_tried():
+    space = {"mem-fraction-static": {"low": 0.80, "high": 0.95, "step": 0.01}}
+    search = searched(space)
+    records, stop = play(search, lambda flags: 100.0 if flags["mem-fraction-static"] <= 0.84 else None)
+    failed = [record.flags["mem-fraction-static"] for record in records if not record.feasible]
+    assert failed == sorted(failed, reverse=True), "each failure is below the one before it"
+    assert len(failed) <= 6
+    assert stop is not None
+
+
+def test_what_others_try_now_is_not_proposed():
+    search = searched({"max-running-requests": {"choices": [2, 3]}})
+    first = search.ask()
+    second = search.ask(pending=[first.settings])
+    assert second.settings != first.settings
+    assert isinstance(search.ask(pending=[first.settings, second.settings]), Stop)
