@@ -70,7 +70,8 @@ class Meeting(BaseModel):
         url = make_url(self.storage)
         if url.get_backend_name() == "postgresql":
             _require("psycopg", "postgres")
-            url = url.set(drivername="postgresql+psycopg")
+            # A database may have been made without an encoding, and would then answer in bytes.
+            url = url.set(drivername="postgresql+psycopg").update_query_dict({"client_encoding": "utf8"})
         try:
             return RDBStorage(
                 url.render_as_string(hide_password=False), engine_kwargs={"pool_pre_ping": True}

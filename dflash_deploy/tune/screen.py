@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console, Group
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +31,7 @@ GOAL_UNITS: dict[Goal, str] = {
 _ROWS = 24
 _COUNT = re.compile(r"(\d+)/(\d+)$")
 _LONGEST_COUNT = 10
+_BAR_WIDTH = 48
 
 
 @contextmanager
@@ -182,7 +184,8 @@ class LiveScreen:
     def _render(self) -> Group:
         kind = "simulated" if self._study.simulated else "measured"
         goal = self._study.profile.objective.optimize
-        table = Table(title=Text(f"{self._study.name} ({kind})"), expand=True)
+        title = Text(f"{self._study.name} ({kind})")
+        table = Table(title=title, title_justify="left", expand=True, box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("trial", justify="right")
         table.add_column("outcome")
         table.add_column(f"{GOAL_UNITS[goal]} ({kind})", justify="right")
@@ -191,16 +194,17 @@ class LiveScreen:
         launched = [trial for trial in self._trials if trial.launched]
         refused = len(self._trials) - len(launched)
         hidden = max(0, len(launched) - _ROWS)
+        first = launched[0] if launched else None
         for trial in launched[hidden:]:
             is_best = best is not None and trial.number == best.number
             table.add_row(
                 str(trial.number),
                 Text(trial.outcome, style="green" if trial.feasible else "yellow"),
                 "" if trial.objective is None else f"{trial.objective:.2f}",
-                Text(trial.reason or f"{trial.source}: {searched(self._study, trial.flags)}"),
+                Text(trial.reason or f"{trial.source}: {_beside(self._study, trial, first)}"),
                 style="bold" if is_best else "",
             )
-        lines: list[Table | Text] = [table]
+        lines: list[RenderableType] = [table]
         if hidden:
             lines.insert(0, Text(f"{hidden} earlier trials are not shown"))
         if refused:
@@ -212,7 +216,9 @@ class LiveScreen:
             if self._outlook is not None:
                 lines.append(Text(f"why: {self._outlook.why}", style="dim"))
                 lines.append(Text(f"next: {self._outlook.after}", style="dim"))
-                lines.append(Text(ahead(self._outlook, self._trials)))
+                done = _BAR_WIDTH * self._outlook.launched // max(1, self._outlook.trials)
+                bar = Text.assemble(("━" * done, "green"), ("━" * (_BAR_WIDTH - done), "dim"))
+                lines += [bar, Text(ahead(self._outlook, self._trials))]
         return Group(*lines)
 
 
@@ -251,6 +257,17 @@ def searched(study: StudyRecord, flags: Settings) -> str:
     """The flags that the study varies, with their values here."""
     parts = [f"{name}={_short(flags[name])}" for name in study.profile.search if name in flags]
     return " ".join(parts) or "nothing but the fixed flags"
+
+
+def _beside(study: StudyRecord, trial: TrialRecord, first: TrialRecord | None) -> str:
+    """What differs from the study's first trial; all of it for that one."""
+    if first is None or trial.number == first.number:
+        return searched(study, trial.flags)
+    changed = [name for name in study.profile.search if trial.flags.get(name) != first.flags.get(name)]
+    parts = [
+        f"{name}={_short(trial.flags[name])}" if name in trial.flags else f"no {name}" for name in changed
+    ]
+    return " ".join(parts) or f"as trial {first.number}"
 
 
 def _short(value: FlagSetting) -> str:
