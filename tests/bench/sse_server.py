@@ -27,6 +27,10 @@ class Script:
     simulated: object = None
     simulated_for: frozenset[int] | None = None
     answer_of: Callable[[int], tuple[str, ...]] | None = None
+    events: tuple[dict, ...] | None = None
+    half_close_after: int | None = None
+    open_end: bool = False
+    tokenizes: bool = False
 
 
 @dataclass
@@ -59,6 +63,9 @@ def serving(script: Script) -> Iterator[tuple[str, Seen]]:
                 seen.now += 1
                 seen.most = max(seen.most, seen.now)
                 try:
+                    if script.tokenizes and head.startswith(b"POST /tokenize"):
+                        await _count_words(seen.bodies[-1], writer)
+                        continue
                     await _play(script, len(seen.bodies) - 1, writer)
                 finally:
                     seen.now -= 1
@@ -105,11 +112,17 @@ async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> No
         await _chunk(writer, script.raw)
     await _event(writer, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
     await asyncio.sleep(script.first_wait_s)
-    pieces = script.answer_of(number) if script.answer_of else script.pieces
+    for event in script.events or ():
+        await asyncio.sleep(script.wait_s)
+        await _event(writer, event)
+    pieces = script.answer_of(number) if script.answer_of else () if script.events else script.pieces
     for place, piece in enumerate(pieces):
         if place == script.cut_after:
             writer.transport.abort()
             return
+        if place == script.half_close_after:
+            writer.write_eof()
+            await asyncio.sleep(3600)
         if place == script.stall_after:
             await asyncio.sleep(3600)
         if place:
@@ -121,7 +134,16 @@ async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> No
         await _event(writer, {"choices": [], "usage": script.usage, **told})
     if script.done:
         await _chunk(writer, b"data: [DONE]\n\n")
+    if script.open_end:
+        await asyncio.sleep(3600)
     writer.write(b"0\r\n\r\n")
+    await writer.drain()
+
+
+async def _count_words(body: dict, writer: asyncio.StreamWriter) -> None:
+    words = sum(len(message["content"].split()) for message in body["messages"])
+    answer = json.dumps({"count": words}).encode()
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(answer), answer))
     await writer.drain()
 
 

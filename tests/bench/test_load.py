@@ -1,0 +1,279 @@
+import asyncio
+import gc
+import math
+import random
+import socket
+import statistics
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_deploy.bench.chat import Sampling, _shared_out
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.load import Load, Player, poisson
+from dflash_deploy.bench.measurement import LoadFigures, ToolCall
+from dflash_deploy.bench.transport import Address, Patience
+from dflash_deploy.bench.workloads.prompt import ask
+
+from .sse_server import Script, serving
+
+
+def player(url, *, stall_s=30.0, total_s=60.0, **given):
+    return Player(
+        Load(Endpoint(url), [ask("One?"), ask("Two?")], Sampling(9), Patience(stall_s, total_s), **given)
+    )
+
+
+def one(url, **given):
+    (result,) = asyncio.run(player(url, **given).closed(1, requests=1))
+    return result
+
+
+def delta(**parts):
+    return {"choices": [{"index": 0, "delta": parts}]}
+
+
+def test_users_ask_again_as_soon_as_they_are_answered():
+    with serving(Script(wait_s=0.02)) as (url, seen):
+        results = asyncio.run(player(url).closed(3, requests=10))
+    assert len(results) == 10
+    assert {result.user for result in results} == {0, 1, 2}
+    assert seen.most == 3
+    prompts = [body["messages"][0]["content"] for body in seen.bodies]
+    assert len(set(prompts)) == 10
+    figures = LoadFigures.of(results)
+    assert (figures.requests, figures.output_tokens, figures.errors) == (10, 90, {})
+    assert figures.total_tokens_per_s == pytest.approx(90 / figures.wall_s)
+    assert figures.inter_token_s.low > 0
+
+
+def test_a_closed_loop_may_end_by_the_clock():
+    with serving(Script(wait_s=0.02)) as (url, _):
+        results = asyncio.run(player(url).closed(2, duration_s=0.4))
+    assert len(results) >= 2
+    with pytest.raises(ValueError, match="one of them"):
+        asyncio.run(player("http://127.0.0.1:1").closed(1))
+
+
+def test_an_open_loop_does_not_wait_for_answers():
+    with serving(Script(first_wait_s=0.5, wait_s=0.01)) as (url, seen):
+        results = asyncio.run(player(url).open([0.0, 0.05, 0.1, 0.15]))
+    assert seen.most == 4
+    sent = [result.sent_s for result in results]
+    assert all(later - earlier >= 0.02 for earlier, later in pairwise(sent))
+    assert all(result.waited_s >= 0 for result in results)
+
+
+def test_arrivals_come_at_the_rate_and_a_seed_gives_the_same_ones():
+    moments = poisson(5.0, 4000, seed=3)
+    assert moments == poisson(5.0, 4000, seed=3) != poisson(5.0, 4000, seed=4)
+    waits = [later - earlier for earlier, later in pairwise(moments)]
+    assert statistics.mean(waits) == pytest.approx(0.2, rel=0.1)
+    # Exponential waits: as much spread as mean, and one in e of them longer than it.
+    assert statistics.stdev(waits) == pytest.approx(0.2, rel=0.1)
+    assert sum(wait > 0.2 for wait in waits) / len(waits) == pytest.approx(math.exp(-1), abs=0.04)
+    with pytest.raises(ValueError, match="above zero"):
+        poisson(0, 1)
+
+
+def test_tokens_of_a_chunk_share_the_wait_for_it():
+    with serving(Script(pieces=("a", "bbbbbbb", "c"), wait_s=0.2)) as (url, _):
+        result = one(url)
+    assert sum(result.chunk_tokens) == 9
+    assert result.chunk_tokens[1] > result.chunk_tokens[2] >= 1
+    waits = result.inter_token_s
+    assert len(waits) == sum(result.chunk_tokens[1:])
+    assert sum(waits) == pytest.approx(result.decode_s)
+    assert min(waits) < 0.1 < max(waits)
+
+
+@given(st.integers(0, 500), st.lists(st.integers(1, 50), max_size=40))
+def test_every_chunk_has_a_token_and_none_is_lost(tokens, lengths):
+    shares = _shared_out(tokens, lengths)
+    assert all(share >= 1 for share in shares)
+    if lengths:
+        assert sum(shares) == max(tokens, len(lengths))
+
+
+def test_thoughts_and_calls_count_as_well_as_text():
+    call = {"index": 0, "function": {"name": "add", "arguments": '{"a"'}}
+    events = (
+        delta(reasoning_content="Let me see. "),
+        delta(reasoning="More. "),
+        delta(content="Yes.", reasoning_content=None),
+        delta(tool_calls=[call]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": ": 1}"}}, "nonsense"]),
+        {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]},
+    )
+    with serving(Script(events=events, wait_s=0.01)) as (url, _):
+        result = one(url)
+    assert result.error is None
+    assert result.chunks == 5
+    assert result.text.startswith("Let me see. More. Yes.")
+    assert result.tool_calls == (ToolCall("add", '{"a": 1}'),)
+    assert result.finish_reason == "tool_calls"
+
+
+def test_what_the_server_says_of_an_answer_is_kept():
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    spec = {"spec_accept_length": 3.0, "spec_accept_rate": 0.4, "spec_verify_ct": 3}
+    events = (
+        delta(content="a"),
+        delta(content="b"),
+        {"choices": [], "sglext": {"spec_tokens_details": spec}},
+    )
+    with serving(Script(events=events, wait_s=0.01, usage=usage)) as (url, _):
+        result = one(url)
+    assert (result.cached_tokens, result.verify_steps) == (4, 3)
+    assert (result.accept_length, result.accept_rate) == (3.0, 0.4)
+    figures = LoadFigures.of([result])
+    assert (figures.accept_length, figures.cached_tokens) == (3.0, 4)
+    assert figures.accept_rate == pytest.approx(0.4)
+
+
+def test_a_server_that_does_not_count_is_refused_or_marked():
+    with serving(Script(usage=None, wait_s=0.01)) as (url, _):
+        refused, estimated = one(url), one(url, estimate_tokens=True)
+    assert refused.error_kind == "uncounted"
+    assert estimated.error is None
+    assert estimated.tokens_estimated
+    assert estimated.output_tokens == 4
+    assert LoadFigures.of([estimated]).tokens_estimated
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        (Script(cut_after=2, wait_s=0.01), "cut"),
+        (Script(half_close_after=2, wait_s=0.01), "cut"),
+        (Script(stall_after=2, wait_s=0.01), "stalled"),
+        (Script(done=False), "cut"),
+        (Script(raw=b"data: {nonsense\n\n"), "broken"),
+        (Script(raw=b'data: {"error": {"message": "no memory"}}\n\n'), "server"),
+        (Script(status="429 Too Many Requests", body=b"slow down"), "busy"),
+        (Script(status="503 Service Unavailable", body=b"loading"), "busy"),
+        (Script(status="401 Unauthorized", body=b"key"), "refused"),
+        (Script(status="500 Internal Server Error", body=b""), "http"),
+        (Script(status="307 Temporary Redirect", body=b""), "http"),
+    ],
+)
+def test_every_failure_has_a_kind_and_a_time(script, kind):
+    with serving(script) as (url, _):
+        result = one(url, stall_s=0.5)
+    assert result.error_kind == kind, result.error
+    assert result.error
+    assert 0 <= result.total_s < 30
+    figures = LoadFigures.of([result])
+    assert figures.errors == {kind: 1}
+    assert figures.first_error == result.error
+    assert figures.ttft_s is None
+
+
+def test_an_answer_is_over_with_its_last_event_whatever_the_connection_does():
+    with serving(Script(wait_s=0.01, open_end=True)) as (url, _):
+        assert one(url, stall_s=20).error is None
+
+
+def test_one_failure_does_not_end_the_others():
+    def answer(number):
+        if number % 3 == 1:
+            raise ConnectionError
+        return ("a ", "b ", "c")
+
+    with serving(Script(answer_of=answer, wait_s=0.01)) as (url, _):
+        results = asyncio.run(player(url).closed(2, requests=9))
+    figures = LoadFigures.of(results)
+    assert (figures.requests, figures.errors) == (9, {"cut": 3})
+    assert figures.output_tokens == 6 * 9
+
+
+def speaks(answer: bytes):
+    """A server that says this to whoever comes, and closes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}", thread
+
+
+EVENTS = b"".join(
+    b"data: %s\n\n" % data
+    for data in (
+        b'{"choices":[{"delta":{"content":"a"}}]}',
+        b'{"choices":[],"usage":{"completion_tokens":2}}',
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", "cut"),
+        (b"SSH-2.0-OpenSSH\r\n", "broken"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "broken"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "broken"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\ndata:", "cut"),
+        (b"HTTP/1.1 503 Busy\r\ncontent-length: 100\r\n\r\nwai", "busy"),
+        # Not chunked: the end of the connection is the end of the answer; a hint comes before the answer.
+        (b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n\r\n" + EVENTS + b"data: [DONE]\n\n", None),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + EVENTS, "cut"),
+    ],
+)
+def test_any_first_words_of_a_server(answer, kind):
+    url, thread = speaks(answer)
+    result = one(url)
+    thread.join(10)
+    assert result.error_kind == kind, result.error
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.binary(max_size=300), st.randoms(use_true_random=False))
+def test_noise_never_hangs_nor_raises(noise, generator: random.Random):
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    url, thread = speaks(generator.choice([b"", head, head + b"10\r\ndata: "]) + noise)
+    assert one(url).error_kind in {"cut", "broken", "http", "refused", "busy"}
+    thread.join(10)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:1",
+        "ftp://a",
+        "http://a:99999",
+        "http://[::1",
+        "http://u:p@a",
+        "http://a/?b",
+        "http://a b",
+    ],
+)
+def test_what_is_no_address(url):
+    with pytest.raises(ValueError, match="address"):
+        Address.parse(url)
+
+
+def test_addresses_keep_their_root_and_the_usual_ports():
+    assert Address.parse("https://example.org/api/") == Address("example.org", 443, True, "/api")
+    assert Address.parse("http://[::1]:8000") == Address("::1", 8000, False, "")
+    assert b"host: [::1]:8000\r\n" in Address.parse("http://[::1]:8000").post("/x", b"", {})
+
+
+def test_collections_are_on_again_afterwards():
+    with serving(Script(wait_s=0.01)) as (url, _):
+        one(url)
+    assert gc.isenabled()

@@ -1,0 +1,123 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.protocols import PROTOCOLS, Options, run_protocol
+from dflash_deploy.bench.workloads.prompt import ask
+from dflash_deploy.machine.gpu import GpuSample
+
+from .sse_server import Script, serving
+
+
+def quick(name, **given):
+    """The protocol with answers of nine tokens."""
+    return replace(PROTOCOLS[name], output_tokens=9, **given)
+
+
+def test_the_write_ups_protocols_are_what_it_says():
+    single, four = PROTOCOLS["write-up-single"], PROTOCOLS["write-up-four"]
+    assert (single.users, single.output_tokens, single.rounds) == ((1,), 1024, 3)
+    assert (four.users, four.output_tokens, four.warm_up, four.rounds) == ((4,), 1024, 1, 1)
+    with serving(Script(wait_s=0.01)) as (url, seen):
+        run_protocol(Endpoint(url), single)
+    for body in seen.bodies:
+        assert body["max_tokens"] == 1024
+        assert body["temperature"] == 0
+        assert body["chat_template_kwargs"] == {"enable_thinking": False}
+        assert body["ignore_eos"] is True
+
+
+def test_four_users_have_a_cold_and_a_warm_round_with_a_row_each():
+    with serving(Script(wait_s=0.02)) as (url, seen):
+        result = run_protocol(Endpoint(url), quick("write-up-four"))
+    assert [(level.label, level.cold) for level in result.levels] == [("cold", True), ("round 1", False)]
+    for level in result.levels:
+        assert [row.user for row in level.per_user] == [0, 1, 2, 3]
+        assert all(row.tokens_per_s > 0 and row.output_tokens == 9 for row in level.per_user)
+        assert level.figures.total_tokens_per_s > 0
+    assert seen.most == 4
+    assert (result.kind, result.stopped, result.notes, result.gpu) == ("measured", None, (), None)
+
+
+def test_no_prompt_is_asked_twice_at_any_level():
+    with serving(Script(wait_s=0.005)) as (url, seen):
+        result = run_protocol(
+            Endpoint(url), quick("throughput", users=(1, 3), rounds=2), Options(prompts=[ask("Hm?")])
+        )
+    prompts = [body["messages"][0]["content"] for body in seen.bodies]
+    assert len(set(prompts)) == len(prompts) == 1 + 2 + 3 + 6
+    assert [level.label for level in result.levels] == ["1 user", "3 users"]
+    assert [level.figures.requests for level in result.levels] == [2, 6]
+
+
+def test_a_workload_about_caches_is_asked_as_it_is_and_says_so():
+    with serving(Script(wait_s=0.005)) as (url, seen):
+        options = Options(prompts=[ask("Hm?")], salt=None)
+        result = run_protocol(Endpoint(url), quick("latency", rounds=2), options)
+    assert {body["messages"][0]["content"] for body in seen.bodies} == {"Hm?"}
+    assert "not salted" in result.notes[0]
+
+
+def test_requests_may_come_at_a_rate():
+    with serving(Script(wait_s=0.005)) as (url, _):
+        result = run_protocol(Endpoint(url), quick("latency", rounds=5), Options(rate_per_s=50.0))
+    (level,) = result.levels
+    assert level.label == "50 requests/s"
+    assert level.figures.requests == 5
+    assert level.figures.waited_s is not None
+
+
+def test_a_soak_is_told_by_the_minute():
+    with serving(Script(wait_s=0.01)) as (url, _):
+        result = run_protocol(Endpoint(url), quick("soak", users=(2,), duration_s=0.3))
+    assert [level.label for level in result.levels] == ["2 users", "minute 1"]
+    assert result.levels[1].figures.requests == result.levels[0].figures.requests >= 2
+
+
+def test_a_ladder_climbs_to_the_end_of_the_context():
+    # It neither tokenizes nor answers in one piece, so its prompts cannot be counted.
+    with serving(Script(wait_s=0.005)) as (url, _):
+        result = run_protocol(Endpoint(url, context_tokens=4096), quick("context-ladder"))
+    assert result.levels == ()
+    assert "does not count" in result.stopped
+    with serving(Script(wait_s=0.005)) as (url, seen):
+        result = run_protocol(Endpoint(url, context_tokens=1000), quick("context-ladder"))
+    assert not seen.bodies
+    assert "no room for a prompt of 1,024" in result.notes[0]
+
+
+def test_what_a_reader_must_know_is_noted():
+    with serving(Script(wait_s=0.005, usage=None)) as (url, _):
+        result = run_protocol(Endpoint(url), quick("write-up-single"), Options(estimate_tokens=True))
+    assert "does not count its tokens" in result.notes[0]
+    with serving(Script(wait_s=0.005, usage={"completion_tokens": 5})) as (url, _):
+        result = run_protocol(Endpoint(url), quick("write-up-single"))
+    assert result.notes == ("not every answer had 9 tokens",)
+
+
+@pytest.mark.parametrize("name", ["write-up-four", "throughput", "soak"])
+def test_a_server_that_is_away_stops_the_protocol(name):
+    with serving(Script(status="503 Busy", body=b"loading")) as (url, _):
+        result = run_protocol(Endpoint(url), quick(name, duration_s=0.3 if name == "soak" else None))
+    assert "HTTP 503: loading" in result.stopped
+    assert result.levels[0].figures.errors.keys() == {"busy"}
+
+
+def test_the_card_is_watched_meanwhile():
+    sample = GpuSample(2500, 9000, 400.0, 60, ("software power cap",), 1000)
+    with serving(Script(wait_s=0.01)) as (url, _):
+        result = run_protocol(Endpoint(url), quick("write-up-single"), gpu=lambda: sample)
+    assert result.gpu.vram_peak_mib == 1000
+    assert result.gpu.clock_sm_mhz.median == 2500
+
+
+def test_prompts_of_an_exact_length_are_asked_on_a_ladder():
+    with serving(Script(wait_s=0.01, tokenizes=True)) as (url, seen):
+        result = run_protocol(Endpoint(url), quick("context-ladder", prompt_tokens=(100, 250)))
+    assert [level.prompt_tokens for level in result.levels] == [100, 250]
+    chats = [body for body in seen.bodies if "max_tokens" in body]
+    assert [len(body["messages"][0]["content"].split()) for body in chats] == [100, 100, 250, 250]
+    assert all(level.prefill_tokens_per_s > 0 for level in result.levels)
+    assert len({json.dumps(body) for body in chats}) == 4
