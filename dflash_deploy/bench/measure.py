@@ -54,6 +54,7 @@ def measure(
     check_output: bool = True,
     salt: str | None = "",
     on_round: Callable[[str], None] | None = None,
+    enough: Callable[[Sequence[RoundFigures]], bool] | None = None,
 ) -> Measurement | NotMeasured:
     """Run the warm-up rounds and the measured rounds of one load level.
 
@@ -77,6 +78,7 @@ def measure(
         salt: starts every prompt, with round and user, so that no cache can help; the empty default
             makes a random one, None adds nothing.
         on_round: told what is going on, in a few words.
+        enough: asked after each measured round, with all so far, whether the rest can be spared.
     """
     if min(users, rounds, warm_up, output_tokens, len(prompts)) < 1:
         raise ValueError("users, rounds, warm_up, output_tokens and prompts are one or more")
@@ -93,7 +95,15 @@ def measure(
         return NotMeasured(str(error), (), 0)
     peak = _Peak(vram, vram_every_s)
     played = asyncio.run(
-        _play_all(player, users, rounds, warm_up, peak=peak, tell=on_round or (lambda _: None))
+        _play_all(
+            player,
+            users,
+            rounds,
+            warm_up,
+            peak=peak,
+            tell=on_round or (lambda _: None),
+            enough=enough or (lambda _: False),
+        )
     )
     if isinstance(played, NotMeasured):
         return played
@@ -101,7 +111,7 @@ def measure(
     requests = [request for one in measured for request in one.requests]
     return Measurement(
         users=users,
-        rounds=rounds,
+        rounds=len(measured),
         total_tokens_per_s=_spread([one.total_tokens_per_s for one in measured]),
         user_tokens_per_s=_spread([_speed(request) for request in requests]),
         ttft_s=_spread([request.ttft_s for request in requests]),
@@ -158,6 +168,7 @@ async def _play_all(
     *,
     peak: _Peak,
     tell: Callable[[str], None],
+    enough: Callable[[Sequence[RoundFigures]], bool],
 ) -> tuple[Round, list[Round]] | NotMeasured:
     watch = asyncio.create_task(peak.watch())
     try:
@@ -176,6 +187,8 @@ async def _play_all(
                 return failure
             measured.append(played)
             await peak.look()
+            if enough([_figures(one) for one in measured]):
+                break
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
