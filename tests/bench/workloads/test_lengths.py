@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from dflash_deploy.bench.workloads import Prompt
 from dflash_deploy.bench.workloads.lengths import fit, server_counter
 from dflash_deploy.bench.workloads.prompt import ask
-
 from tests.bench.sse_server import Script, serving
 
 
