@@ -169,7 +169,9 @@ def _ordered(seen: list[Seen]) -> list[Seen]:
     kept: list[Seen] = []
     for one in sorted(seen, key=lambda s: (-weight[s.entry.role], s.number or _LAST, -s.span)):
         rivals = [other for other in kept if other.entry.severity == "error" or one.entry.severity != "error"]
-        same_line = any(other.number == one.number and other.number for other in rivals)
+        # A note of a line says something else of it than the error does.
+        note = one.entry.severity == "note" and one.entry.role == "cause"
+        same_line = not note and any(other.number == one.number and other.number for other in rivals)
         generic = one.entry.role == "generic"
         covered = generic and any(
             other.entry.role == "cause"
