@@ -67,17 +67,15 @@ class Workload(_Part):
     Attributes:
         protocol: its name.
         tasks: weight of each task's prompts; empty for a person's own file.
-        output_tokens: of each answer; None where each prompt has its own.
-        forced_length: answers have exactly that length, whatever the model wants.
-        arrivals: how requests come: ``closed`` (all users at once, then again) or the rate in words.
+        output_tokens: of each answer, exactly as far as the server can.
+        arrivals: how requests come: ``closed`` (a user waits for the answer) or the rate of an open loop.
         sha256: of everything that makes a request: prompts, lengths, sampling. Only results of one workload
             can be compared.
     """
 
     protocol: Text
     tasks: dict[Text, Figure] = {}
-    output_tokens: Count | None
-    forced_length: bool
+    output_tokens: Count
     arrivals: Text = "closed"
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -119,7 +117,7 @@ class RoundRow(_Part):
     user_tokens_per_s: Figure | None
     ttft_s: Figure
     wall_s: Figure
-    users: list[UserRow] = Field(max_length=4096)
+    users: list[UserRow] = Field(max_length=100_000)
 
 
 class Tail(_Part):
@@ -137,18 +135,53 @@ class LoadRows(_Part):
     """One load level: so many users, in rounds.
 
     Attributes:
+        label: of a level that stands for itself, such as ``minute 3``; None for rounds.
+        prompt_tokens: of each prompt, where the protocol sets them. ``prefill_tokens_per_s``: at that length.
         tails: of the rounds that count: time to the first token, from token to token, to the end of the
             answer, and from the moment at which a request was due until it was sent.
     """
 
     users: Count
+    label: Text | None = None
     rounds: list[RoundRow] = Field(max_length=4096)
     tails: dict[Tailed, Tail] = {}
+    prompt_tokens: Count | None = None
+    prefill_tokens_per_s: Figure | None = None
 
     @property
     def counted(self) -> list[RoundRow]:
         """The rounds that enter the medians."""
         return [one for one in self.rounds if one.counts]
+
+
+class ServerRow(_Part):
+    """The server's own view of the load; None for what it does not say.
+
+    Attributes:
+        queue_s: mean time that a request waited.
+        retracted: requests put back into the queue for lack of memory. ``aborted``: given up.
+    """
+
+    queue_s: Figure | None
+    generated_tokens: Count | None
+    cached_tokens: Count | None
+    retracted: Count | None
+    aborted: Count | None
+
+
+class GpuRow(_Part):
+    """The card under the load: medians, but for the highest temperature.
+
+    Attributes:
+        throttled: share of the looks in which heat or the power supply held it back.
+        clock_reasons: share of the looks in which each reason set the clocks.
+    """
+
+    clock_sm_mhz: Figure | None
+    power_w: Figure | None
+    temperature_c: Figure | None
+    throttled: Figure
+    clock_reasons: dict[Text, Figure] = {}
 
 
 class Failure(_Part):
@@ -199,7 +232,7 @@ class Run(_Part):
         repeat: counts the launches of one method, from 1.
         url: of the server, where it was not launched for this run.
         flags: it was launched with, None where that is not known.
-        warm_up: rounds that came before those listed, or that are listed and do not count.
+        notes: what a reader of the figures must know.
     """
 
     name: Text
@@ -214,6 +247,9 @@ class Run(_Part):
     boot_s: Figure | None = None
     loads: list[LoadRows] = Field(default=[], max_length=256)
     failures: list[Failure] = Field(default=[], max_length=256)
+    notes: list[Text] = Field(default=[], max_length=256)
+    server: ServerRow | None = None
+    gpu: GpuRow | None = None
     quality: Quality | None = None
     accept_length: Figure | None = None
     vram_used_mib: Count | None = None
@@ -255,7 +291,7 @@ def digest(text: str) -> str:
 
 def round_row(name: str, played: Round, *, counts: bool = True) -> RoundRow:
     """A round as result files keep it. All its requests have been answered."""
-    rows = [_user_row(one) for one in played.requests]
+    rows = [user_row(one) for one in played.requests]
     speeds = [row.tokens_per_s for row in rows if row.tokens_per_s is not None]
     return RoundRow(
         name=name,
@@ -268,11 +304,10 @@ def round_row(name: str, played: Round, *, counts: bool = True) -> RoundRow:
     )
 
 
-def tails_of(requests: Sequence[RequestResult]) -> dict[Tailed, Tail]:
-    """How long the slowest of these requests took; what cannot be told is left out."""
-    if not requests:
+def tails_of(figures: LoadFigures | None) -> dict[Tailed, Tail]:
+    """How long the slowest requests took; what cannot be told is left out."""
+    if figures is None:
         return {}
-    figures = LoadFigures.of(requests)
     found: dict[Tailed, Quantiles | None] = {
         "ttft_s": figures.ttft_s,
         "inter_token_s": figures.inter_token_s,
@@ -380,6 +415,7 @@ def _redacted_run(run: Run) -> Run:
             "flags": flags,
             "quality": quality,
             "failures": failures,
+            "notes": [_scrubbed(note) for note in run.notes],
         }
     )
 
@@ -421,7 +457,8 @@ def _scrubbed(text: str) -> str:
     return _PATH.sub("<path>", _ADDRESS.sub("<address>", text))
 
 
-def _user_row(one: RequestResult) -> UserRow:
+def user_row(one: RequestResult) -> UserRow:
+    """A request as result files keep it."""
     return UserRow(
         user=one.user,
         prompt_tokens=one.prompt_tokens,

@@ -45,38 +45,52 @@ def run(
             metavar="URL",
         ),
     ] = None,
-    users: Annotated[
-        str, typer.Option(help="Requests at once; several levels by comma, as in 1,2,4.", metavar="NUMBERS")
-    ] = "1",
-    output_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 512,
-    natural: Annotated[
-        bool, typer.Option("--natural", help="Let answers end where the model wants, at that length at most.")
-    ] = False,
-    tasks: Annotated[
+    protocol: Annotated[
         str,
+        typer.Option(
+            help="How to measure: write-up-single, write-up-four, latency, throughput, soak or "
+            "context-ladder. The options below change it.",
+            metavar="NAME",
+        ),
+    ] = "write-up-single",
+    users: Annotated[
+        str | None,
+        typer.Option(help="Requests at once; several levels by comma, as in 1,2,4.", metavar="NUMBERS"),
+    ] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of each answer.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Rounds that count, or requests of each user.")
+    ] = None,
+    cold: Annotated[
+        int | None, typer.Option(min=0, max=100, help="Rounds before them, which do not count.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="How long each level of latency, throughput or soak takes.")
+    ] = None,
+    tasks: Annotated[
+        str | None,
         typer.Option(
             help="What is asked, with weights: instruction, math, code, prose, tools, long-context, "
             "multi-turn.",
             metavar="TASK[=WEIGHT],…",
         ),
-    ] = "instruction",
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each level that count.")] = 3,
-    most_rounds: Annotated[
-        int, typer.Option(min=1, max=1000, help="With --against: rounds at most, if it stays unclear.")
-    ] = 32,
-    cold: Annotated[
-        int, typer.Option(min=0, max=100, help="Rounds before them, which are shown and do not count.")
-    ] = 1,
+    ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(help="Ask from your own file: JSON lines, ShareGPT or OpenAI batch.", metavar="FILE"),
+    ] = None,
     rate: Annotated[
         float | None,
         typer.Option(
             min=0.001,
-            help="Open loop: requests a second at random moments, in place of rounds.",
+            help="Open loop: requests a second at random moments, however many wait for their answers.",
             metavar="PER_S",
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="With --rate: how many.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="With --rate: of the moments.")] = 0,
+    most_rounds: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --against: rounds at most, if it stays unclear.")
+    ] = 32,
     cached: Annotated[
         bool, typer.Option("--cached", help="Ask the questions as they are, so that a prefix cache may help.")
     ] = False,
@@ -120,34 +134,23 @@ def run(
     from urllib.parse import urlsplit
 
     from dflash_deploy.bench.endpoint import discover, read_api_key
-    from dflash_deploy.bench.prompts import mixed_prompts
+    from dflash_deploy.bench.protocols import Options
     from dflash_deploy.bench.results import redacted, write_result
-    from dflash_deploy.bench.standalone import (
-        PROMPTS,
-        Arrivals,
-        Asked,
-        bench,
-        bench_both,
-        read_levels,
-        read_tasks,
-    )
-    from dflash_deploy.compare.here import machine_here, vram_here
+    from dflash_deploy.bench.standalone import Changes, bench, bench_both, changed
+    from dflash_deploy.bench.workloads import files
+    from dflash_deploy.compare.here import look_here, machine_here
     from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text
 
     if against and rate:
         raise typer.BadParameter("an open loop measures one server", param_hint="--rate")
-    mix = read_tasks(tasks)
-    asked = Asked(
-        protocol="rounds" if rate is None else "open-loop",
-        prompts=mixed_prompts(mix, PROMPTS),
-        tasks={str(task): weight for task, weight in mix.items()},
-        output_tokens=output_tokens,
-        forced_length=not natural,
-        users=read_levels(users),
-        rounds=rounds,
-        cold=cold,
-        arrivals=None if rate is None else Arrivals(rate, requests, seed),
-        salted=not cached,
+    chosen = changed(
+        protocol, Changes(users, output_tokens, rounds, cold, seconds, tasks, workload is not None, rate)
+    )
+    options = Options(
+        prompts=files.read(workload) if workload else None,
+        salt=None if cached else "",
+        rate_per_s=rate,
+        seed=seed,
     )
 
     def tell(text: str) -> None:
@@ -158,14 +161,15 @@ def run(
     endpoint = discover(url, model=model, api_key=key)
     here = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost", "::1")
     machine = machine_here() if here and not endpoint.simulated else None
+    look = look_here() if here and not endpoint.simulated else None
     note = None
     if against is None:
-        gauge = vram_here() if here and not endpoint.simulated else None
         result = bench(
             endpoint,
-            asked,
+            chosen,
+            options,
             machine=machine,
-            vram_used_mib=gauge,
+            gpu=look,
             exam=exam,
             read_text=check_output,
             tell=tell,
@@ -175,7 +179,8 @@ def run(
         result, found = bench_both(
             endpoint,
             other,
-            asked,
+            chosen,
+            options,
             most_rounds=most_rounds,
             machine=machine,
             read_text=check_output,
@@ -186,11 +191,11 @@ def run(
         result = redacted(result)
     if out is not None:
         write_result(out, result)
-    chosen = Format.JSON if json else form
+    shown = Format.JSON if json else form
     render = {Format.TEXT: as_text, Format.JSON: as_json, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
-    typer.echo(render[chosen](result).rstrip("\n"))
+    typer.echo(render[shown](result).rstrip("\n"))
     if note is not None:
-        typer.echo(note, err=chosen is not Format.TEXT)
+        typer.echo(note, err=shown is not Format.TEXT)
     if any(one.outcome != "served" for one in result.runs):
         raise typer.Exit(ExitCode.FAILED)
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 
 from dflash_deploy.bench.results import Machine
 from dflash_deploy.machine.cards import load_card, match_card
-from dflash_deploy.machine.gpu import read_gpus, vram_used_mib
+from dflash_deploy.machine.gpu import GpuSample, gpu_sample, read_gpus
 from dflash_deploy.machine.host import read_host
 
 
-def vram_here() -> Callable[[], int | None] | None:
-    """How the use of the first card's memory is read, in MiB; None without a card."""
-    reading = read_gpus()
+def look_here(env: Mapping[str, str] | None = None) -> Callable[[], GpuSample | None] | None:
+    """How one looks at the card that a server started here takes first; None without one.
+
+    Args:
+        env: variables that the server gets besides.
+    """
+    reading = read_gpus({**os.environ, **(env or {})})
     visible = reading.visible or tuple(gpu.index for gpu in reading.gpus)
     if not reading.readable or not visible:
         return None
     index = visible[0]
-    return lambda: vram_used_mib(index)
+    return lambda: gpu_sample(index)
 
 
 def machine_here(simulated_card: str | None = None) -> Machine:

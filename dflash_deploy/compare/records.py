@@ -52,7 +52,7 @@ class ComparisonRecord(_Record):
 
     Attributes:
         repeats: launches of each method.
-        rounds: of each launch that count, ``cold`` those before them.
+        rounds: of each launch that count.
         examine: questions are asked besides the load.
     """
 
@@ -71,7 +71,6 @@ class ComparisonRecord(_Record):
     users: int = Field(ge=1)
     output_tokens: int = Field(ge=2)
     rounds: int = Field(ge=1)
-    cold: int = Field(ge=0)
     examine: bool
     machine: Machine | None
     workload: Workload

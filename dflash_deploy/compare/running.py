@@ -10,12 +10,11 @@ from pathlib import Path
 
 from dflash_deploy import __version__
 from dflash_deploy.bench.endpoint import Endpoint, discover
-from dflash_deploy.bench.playing import Played, Rounds, play
-from dflash_deploy.bench.prompts import mixed_prompts
-from dflash_deploy.bench.quality.exam import Examination, agreement, examine, faults_beside, sheet
-from dflash_deploy.bench.results import Outcome, ResultFile, Run, quality_of
-from dflash_deploy.bench.standalone import PROMPTS, Asked
-from dflash_deploy.compare.here import machine_here
+from dflash_deploy.bench.protocols import Options, Protocol
+from dflash_deploy.bench.quality.exam import Examination, agreement, faults_beside
+from dflash_deploy.bench.results import ResultFile, Run, quality_of
+from dflash_deploy.bench.standalone import examined_run, measured_run, workload_of
+from dflash_deploy.compare.here import look_here, machine_here
 from dflash_deploy.compare.methods import arm_of
 from dflash_deploy.compare.records import (
     ArmRecord,
@@ -27,7 +26,6 @@ from dflash_deploy.compare.records import (
     write_record,
 )
 from dflash_deploy.engine.sglang.command import Method
-from dflash_deploy.engine.sglang.http import server_info
 from dflash_deploy.machine.cards import load_card
 from dflash_deploy.profile.load import find as find_profile
 from dflash_deploy.profile.load import load_profile
@@ -42,10 +40,9 @@ from dflash_deploy.tune.study import Rig
 from dflash_deploy.tune.trial import degradation
 
 PLAIN: Method = "none"
-_SALT = "compare"
+_OPTIONS = Options(salt="compare")
 """Every server is fresh, so nothing is cached; and all are asked the very same questions."""
 
-_ASK_S = 10.0
 _LONGEST_REASON = 2000
 
 Tell = Callable[[str], None]
@@ -94,14 +91,11 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
     arms = [arm_of(profile, method, wanted.drafts or {}, simulated=simulated) for method in wanted.methods]
     for arm in arms:
         rig.launcher.table.spell(values(arm.flags))
-    asked = Asked(
-        protocol="rounds",
-        prompts=mixed_prompts(profile.workload.tasks, PROMPTS),
-        tasks={str(task): weight for task, weight in profile.workload.tasks.items()},
+    protocol = _protocol(
+        profile,
+        users=wanted.users or profile.workload.users,
         output_tokens=wanted.output_tokens or profile.workload.output_tokens,
-        users=(wanted.users or profile.workload.users,),
         rounds=wanted.rounds or profile.measure.rounds,
-        cold=profile.measure.warm_up,
     )
     folder = claim(wanted.name, find_profile(wanted.profile).stem)
     record = ComparisonRecord(
@@ -116,13 +110,12 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
         profile=profile,
         arms=[ArmRecord(method=arm.method, flags=dict(arm.flags)) for arm in arms],
         repeats=wanted.repeats,
-        users=asked.users[0],
-        output_tokens=asked.output_tokens,
-        rounds=asked.rounds,
-        cold=asked.cold,
+        users=protocol.users[0],
+        output_tokens=protocol.output_tokens,
+        rounds=protocol.rounds,
         examine=wanted.examine,
         machine=machine_here(wanted.simulate.card if wanted.simulate else None),
-        workload=asked.workload,
+        workload=workload_of(protocol, _OPTIONS),
     )
     write_record(folder / "comparison.json", record)
     return folder, record, rig
@@ -176,16 +169,7 @@ def run_one(
     begun = time.monotonic()
     launcher = rig.launcher
     launch = launcher.launch(arm.flags, launcher.port or free_port(launcher.host))
-    run = Run(
-        name=arm.method,
-        repeat=repeat,
-        outcome="failed",
-        model=record.profile.model.target,
-        engine=record.profile.engine.name,
-        engine_version=launcher.table.version,
-        flags=dict(arm.flags),
-        vram_total_mib=rig.memory_mib,
-    )
+    run = Run(name=arm.method, outcome="failed")
     examination: Examination | None = None
     server = Server(launch, folder, on_progress=lambda progress: tell(progress.detail))
     with server:
@@ -194,18 +178,28 @@ def run_one(
             run = run.model_copy(update={"reason": f"{started.stage}: {started.reason}"})
         else:
             endpoint = replace(discover(launch.base_url), time_scale=launch.time_scale)
-            run, examination = _measured(record, run, endpoint, rig, tell)
+            run, examination = _measured(record, arm, endpoint, rig, tell)
             run = run.model_copy(update={"boot_s": started.boot_s})
             missing = degradation(started.boot, record.users)
             if missing and run.outcome == "served":
-                run = run.model_copy(update={"reason": missing})
+                run = run.model_copy(update={"notes": [*run.notes, missing]})
             if not server.alive:
                 words = server.boot.failure.message if server.boot and server.boot.failure else "it died"
                 run = run.model_copy(update={"outcome": "unstable", "reason": words})
         tell("stopping")
         leftovers = server.stop().leftovers
-    if leftovers:
-        run = run.model_copy(update={"reason": "; ".join(filter(None, (run.reason, *leftovers)))})
+    run = run.model_copy(
+        update={
+            "repeat": repeat,
+            "url": None,
+            "model": record.profile.model.target,
+            "engine": record.profile.engine.name,
+            "engine_version": launcher.table.version,
+            "flags": dict(arm.flags),
+            "vram_total_mib": rig.memory_mib,
+            "notes": [*run.notes, *leftovers],
+        }
+    )
     return RunRecord(run=run, examination=examination, wall_s=time.monotonic() - begun)
 
 
@@ -235,57 +229,38 @@ def _rig(profile: Profile, simulated: Simulated | None, place: Place) -> Rig:
     return simulated_rig(profile, simulated, place) if simulated else real_rig(profile, place)
 
 
+def _protocol(profile: Profile, *, users: int, output_tokens: int, rounds: int) -> Protocol:
+    return Protocol(
+        "compare",
+        "the profile's load: a cold round, and those that count",
+        "rounds",
+        users=(users,),
+        output_tokens=output_tokens,
+        warm_up=profile.measure.warm_up,
+        rounds=rounds,
+        tasks=tuple(profile.workload.tasks.items()),
+    )
+
+
 def _measured(
-    record: ComparisonRecord, run: Run, endpoint: Endpoint, rig: Rig, tell: Tell
+    record: ComparisonRecord, arm: ArmRecord, endpoint: Endpoint, rig: Rig, tell: Tell
 ) -> tuple[Run, Examination | None]:
     profile = record.profile
-    played = play(
-        endpoint,
-        mixed_prompts(profile.workload.tasks, PROMPTS),
-        Rounds(record.users, record.output_tokens, record.rounds, record.cold),
-        salt=_SALT,
-        vram_used_mib=rig.gauge.used_mib if rig.gauge else None,
-        read_text=profile.measure.check_output,
-        on_round=tell,
+    read_text = profile.measure.check_output
+    protocol = _protocol(
+        profile, users=record.users, output_tokens=record.output_tokens, rounds=record.rounds
     )
-    examination: Examination | None = None
-    if record.examine and not played.failures:
-        examination = examine(
-            endpoint,
-            sheet(context_tokens=profile.workload.context_tokens),
-            users=record.users,
-            # A simulator's words mean nothing, and neither do those of random weights.
-            knows=profile.measure.check_output and not record.simulated,
-            read_text=profile.measure.check_output,
-            on_stage=tell,
-        )
-    return _told(run, played, examination, endpoint), examination
-
-
-def _told(run: Run, played: Played, examination: Examination | None, endpoint: Endpoint) -> Run:
-    info = server_info(endpoint.base_url, timeout_s=_ASK_S)
-    simulator = info.simulator if info else None
-    used_mib, total_mib = played.vram_used_mib, run.vram_total_mib
-    if simulator is not None and simulator.vram_used_mib is not None:
-        used_mib = round(simulator.vram_used_mib)
-    outcome: Outcome = "served"
-    reason: str | None = None
-    faults = (*played.faults, *(examination.faults if examination else ()))
-    if played.failures:
-        outcome, reason = "unstable", played.failures[0].example
-    elif faults:
-        outcome, reason = "unfit", "; ".join(faults)[:_LONGEST_REASON]
-    return run.model_copy(
-        update={
-            "outcome": outcome,
-            "reason": reason,
-            "loads": [played.rows],
-            "failures": list(played.failures),
-            "quality": quality_of(examination) if examination else None,
-            "accept_length": played.accept_length or (info.accept_length if info else None),
-            "vram_used_mib": used_mib,
-            "vram_total_mib": total_mib,
-        }
+    look = look_here(profile.env) if rig.gauge is not None else None
+    run = measured_run(arm.method, endpoint, protocol, _OPTIONS, gpu=look, read_text=read_text, tell=tell)
+    if not record.examine or run.failures:
+        return run, None
+    return examined_run(
+        run,
+        endpoint,
+        users=record.users,
+        context_tokens=profile.workload.context_tokens,
+        read_text=read_text,
+        tell=tell,
     )
 
 

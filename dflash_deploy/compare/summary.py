@@ -29,6 +29,7 @@ class Row:
     name: str
     outcome: str
     reason: str | None
+    notes: tuple[str, ...]
     launches: int
     rounds: int
     tokens_per_s: Interval | None
@@ -88,6 +89,7 @@ def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
         name=name,
         outcome=worst.outcome,
         reason=worst.reason,
+        notes=tuple(dict.fromkeys(note for run in runs for note in run.notes)),
         launches=len(runs),
         rounds=len(rounds),
         tokens_per_s=median_interval([one.tokens_per_s for one in rounds]) if rounds else None,
@@ -119,7 +121,9 @@ def speeds_of(runs: Sequence[Run]) -> dict[RoundKey, float]:
     """The figure of ``speed_of`` for each round that counts."""
     found: dict[RoundKey, float] = {}
     for run in runs:
-        for load in run.loads:
+        # Of a long load, its minutes; else each level.
+        minutes = [load for load in run.loads if load.rounds and not load.rounds[0].users]
+        for load in minutes or run.loads:
             _, speed = speed_of(load.users)
             for one in load.counted:
                 value = speed(one)

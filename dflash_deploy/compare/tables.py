@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dflash_deploy.bench.results import LoadRows, ResultFile, Run
+from dflash_deploy.bench.results import GpuRow, LoadRows, ResultFile, Run
 from dflash_deploy.bench.statistics import (
     Comparison,
     Interval,
@@ -20,6 +20,8 @@ from dflash_deploy.bench.statistics import (
     warm_up_rounds,
 )
 from dflash_deploy.compare.summary import PLAIN, Row, speed_of, summarize
+
+_LEAST_THROTTLED = 0.05
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _methods(result: ResultFile, rows: Sequence[Row]) -> Table:
     users = max((load.users for run in result.runs for load in run.loads), default=1)
     unit, _ = speed_of(users)
     workload = result.workload
-    length = "each its own length" if workload.output_tokens is None else f"{workload.output_tokens} tokens"
+    length = f"{workload.output_tokens} tokens"
     where = result.machine and (result.machine.card or result.machine.gpu)
     title = (
         f"{users} at once, {length}{f', {where}' if where else ''} (all figures {result.kind})"
@@ -154,6 +156,7 @@ def _notes(rows: Sequence[Row], unit: str) -> list[str]:
                 f"{row.name}: {row.same_text} of {row.compared_text} answers are plain decoding's to the "
                 f"last byte; the others part after {about}{row.diverge_after:.0f} tokens (median)"
             )
+        notes += [f"{row.name}: {note}" for note in row.notes]
         if row.reason:
             notes.append(f"{row.name}: {row.outcome}: {row.reason}")
     if any(row.tokens_per_s is not None for row in rows):
@@ -169,7 +172,7 @@ def _notes(rows: Sequence[Row], unit: str) -> list[str]:
 def _levels(result: ResultFile, run: Run) -> Table:
     """One server, load level by load level."""
     columns = (
-        "users",
+        "load" if any(load.label for load in run.loads) else "users",
         "tokens/s in all",
         "tokens/s a user",
         "TTFT s",
@@ -187,7 +190,7 @@ def _levels(result: ResultFile, run: Run) -> Table:
         first, step, end = (tails.get(name) for name in ("ttft_s", "inter_token_s", "latency_s"))
         rows.append(
             (
-                str(load.users) if load.users else "open",
+                load.label or str(load.users),
                 _interval(median_interval([one.tokens_per_s for one in counted]) if counted else None),
                 _interval(median_interval(speeds) if speeds else None),
                 _number(first.median if first else None, 3),
@@ -199,15 +202,13 @@ def _levels(result: ResultFile, run: Run) -> Table:
                 str(len(counted)),
             )
         )
-    workload = result.workload
-    length = "" if workload.output_tokens is None else f", {workload.output_tokens} tokens an answer"
-    limit = "" if workload.forced_length else " at most"
     name = "" if run.name == "bench" else f"{run.name}: "
-    title = f"{name}{run.model or 'a model'} at {run.url}{length}{limit} (all figures {result.kind})"
-    return Table(title, columns, tuple(rows), tuple(_about(run, forced=workload.forced_length)))
+    asked = f"{result.workload.protocol}, {result.workload.output_tokens} tokens an answer"
+    title = f"{name}{run.model or 'a model'} at {run.url}: {asked} (all figures {result.kind})"
+    return Table(title, columns, tuple(rows), tuple(_about(run)))
 
 
-def _about(run: Run, *, forced: bool) -> Iterator[str]:
+def _about(run: Run) -> Iterator[str]:
     if run.accept_length is not None:
         yield f"accept length: {run.accept_length:.2f} tokens a verify step"
     if run.vram_used_mib is not None:
@@ -219,18 +220,34 @@ def _about(run: Run, *, forced: bool) -> Iterator[str]:
         yield f"asked three times: {quality.repeated_same} of {quality.repeated} got the very same answer"
         if quality.cached_tokens is not None:
             yield f"second turns found {quality.cached_tokens} tokens in the prefix cache"
-    users = [user for load in run.loads for one in load.rounds for user in one.users]
-    if any(user.estimated for user in users):
-        yield "the server does not count its tokens: they are as many as here, or more"
-    wanted = {user.output_tokens for user in users}
-    if forced and len(wanted) > 1:
-        yield f"answers of {min(wanted)} to {max(wanted)} tokens: the server does not force their length"
+    if run.server is not None:
+        if run.server.queue_s is not None:
+            yield f"waiting in the server's queue: {run.server.queue_s * 1000:.1f} ms (mean)"
+        if run.server.retracted:
+            yield f"{run.server.retracted} requests were put back for lack of memory"
+    if run.gpu is not None:
+        yield from _gpu_words(run.gpu)
+    yield from run.notes
     for load in run.loads:
         yield from _doubts(load)
     for failure in run.failures:
         yield f"failed: {failure.count} times {failure.kind}, for example {failure.example}"
     if run.outcome == "unfit":
         yield f"unfit: {run.reason}"
+
+
+def _gpu_words(gpu: GpuRow) -> Iterator[str]:
+    figures = [
+        (gpu.clock_sm_mhz, "MHz"),
+        (gpu.power_w, "W"),
+        (gpu.temperature_c, "°C at most"),
+    ]
+    known = ", ".join(f"{value:.0f} {unit}" for value, unit in figures if value is not None)
+    if known:
+        yield f"the card: {known}"
+    if gpu.throttled > _LEAST_THROTTLED:
+        reasons = ", ".join(gpu.clock_reasons) or "for reasons that the driver does not tell"
+        yield f"held back in {gpu.throttled * 100:.0f} % of the looks at it: {reasons}"
 
 
 def _doubts(load: LoadRows) -> Iterator[str]:
@@ -255,7 +272,7 @@ def _users(result: ResultFile) -> list[Table]:
     launches = max((run.repeat for run in result.runs), default=1)
     for run in result.runs:
         for load in run.loads if run.repeat == 1 else []:
-            if load.users <= 1:
+            if load.users == 1 or load.label is not None:
                 continue
             rows: list[tuple[str, ...]] = []
             for played in load.rounds:

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from dflash_deploy.bench.protocols import PROTOCOLS
 from dflash_deploy.bench.results import ResultFile, read_result, write_result
-from dflash_deploy.bench.standalone import read_levels, read_tasks
+from dflash_deploy.bench.standalone import Changes, changed, read_levels, read_tasks
 from dflash_deploy.errors import DeployError, ExitCode
 from tests.compare.samples import result_of, run_of
 from tests.simulator.conftest import FOUR_USERS, launching
@@ -55,13 +56,14 @@ def test_any_server_with_the_chat_interface_is_measured(tmp_path):
     (load,) = run.loads
     assert [(one.name, one.counts) for one in load.rounds] == [
         ("cold", False),
-        ("1", True),
-        ("2", True),
-        ("3", True),
+        ("round 1", True),
+        ("round 2", True),
+        ("round 3", True),
     ]
     assert load.rounds[0].users[0].output_tokens == 44, "by usage, not by the three events"
     assert run.url == url
-    assert "round 3/3" in ended.stderr
+    assert "1 user, round 3" in ended.stderr
+    assert result.workload.protocol == "write-up-single (changed)"
 
 
 def test_a_level_for_each_number_of_users(simulator):
@@ -74,13 +76,26 @@ def test_a_level_for_each_number_of_users(simulator):
 
 
 def test_requests_at_random_moments(simulator):
-    ended = tool(simulator, "--rate", "2", "--requests", "8", "--output-tokens", "32", "--json", "-q")
+    ended = tool(
+        simulator,
+        "--protocol",
+        "latency",
+        "--rate",
+        "2",
+        "--rounds",
+        "8",
+        "--output-tokens",
+        "32",
+        "--json",
+        "-q",
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
     result = json.loads(ended.stdout)["result"]
-    assert result["workload"]["arrivals"] == "8 at 2/s, seed 0"
+    assert result["workload"]["arrivals"] == "2/s, seed 0"
     (load,) = result["runs"][0]["loads"]
     assert len(load["rounds"][0]["users"]) == 8
+    assert load["label"] == "2 requests/s"
     assert {"ttft_s", "latency_s", "waited_s"} <= load["tails"].keys()
 
 
@@ -135,7 +150,7 @@ def test_the_key_comes_from_a_private_file_and_stays_out_of_results(tmp_path):
     [
         (["http://127.0.0.1:9"], ExitCode.UNAVAILABLE, "nobody answers"),
         (["no-address"], ExitCode.USAGE, "http://127.0.0.1:30000"),
-        (["--against", "http://127.0.0.1:9", "--rate", "1"], ExitCode.USAGE, "one server"),
+        (["--rate", "1"], ExitCode.USAGE, "goes in rounds"),
     ],
 )
 def test_what_a_person_must_mend(arguments, code, words):
@@ -162,6 +177,30 @@ def test_two_files_side_by_side(tmp_path):
     assert ended.returncode == 0
     assert "warning: the two were asked different things" in ended.stderr
     assert json.loads(ended.stdout)["pairs"][0]["verdict"] == "indistinguishable"
+
+
+def test_a_persons_own_prompts_are_asked_as_they_stand(tmp_path):
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "Name a river."}\n{"prompt": "Name a bridge."}\n')
+    with serving(SOUND) as (url, seen):
+        ended = tool(url, "--workload", own, "--cached", "--rounds", "2", "--output-tokens", "44", "--json")
+    assert ended.returncode == 0, ended.stderr
+    asked = [body["messages"][-1]["content"] for body in seen.bodies if "messages" in body]
+    assert asked == ["Name a river.", "Name a river.", "Name a bridge."]
+    result = json.loads(ended.stdout)["result"]
+    assert result["workload"]["tasks"] == {}
+    assert any("not salted" in note for note in result["runs"][0]["notes"])
+
+
+def test_protocols_keep_their_names_as_long_as_they_ask_the_same():
+    assert changed("write-up-four", Changes()) == PROTOCOLS["write-up-four"]
+    assert changed("write-up-single", Changes(rounds=9)).name == "write-up-single"
+    other = changed("throughput", Changes(users="2,3", seconds=5, tasks="code"))
+    assert (other.name, other.users, other.duration_s) == ("throughput (changed)", (2, 3), 5)
+    assert changed("soak", Changes(rounds=2)).duration_s is None
+    for wrong in (("magic", Changes()), ("write-up-single", Changes(seconds=1))):
+        with pytest.raises(DeployError):
+            changed(*wrong)
 
 
 def test_mixes_and_levels_are_read():

@@ -55,7 +55,7 @@ def result_of(*runs, kind="measured", sha256=HASH, **more):
         "tool_version": "0.1",
         "created": datetime(2026, 11, 30, tzinfo=UTC),
         "machine": Machine(card="rtx-5090", cpu="a CPU"),
-        "workload": Workload(protocol="rounds", output_tokens=1024, forced_length=True, sha256=sha256),
+        "workload": Workload(protocol="compare", output_tokens=1024, sha256=sha256),
     }
     return ResultFile(kind=kind, runs=list(runs), **(given | more))
 

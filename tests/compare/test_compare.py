@@ -44,7 +44,7 @@ def test_methods_side_by_side(tool):
     assert dflash["accept_length"] > 1
     assert dflash["same_text"] == dflash["compared_text"] > 0
     assert 0 < dflash["vram_used_mib"] < dflash["vram_total_mib"]
-    assert "dflash (2/2): round 2/2" in ended.err
+    assert "dflash (2/2): 2 users, round 2" in ended.err
 
     result = read_result(out)
     assert result.redacted
@@ -52,7 +52,7 @@ def test_methods_side_by_side(tool):
     assert str(tool.home) not in out.read_text()
     (run,) = [run for run in result.runs if run.name == "dflash"]
     assert run.flags["speculative-algorithm"] == "DFLASH"
-    assert [one.name for one in run.loads[0].rounds] == ["cold", "1", "2"]
+    assert [one.name for one in run.loads[0].rounds] == ["cold", "round 1", "round 2"]
     assert {user.output_tokens for one in run.loads[0].rounds for user in one.users} == {256}
     assert (folder_of(tool, "c") / "runs" / "1-dflash" / "server.log").exists()
 
