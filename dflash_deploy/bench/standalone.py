@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -132,7 +132,7 @@ def measured_run(
             "accept_length": _accept_length(played),
             "server": _server_row(played.server),
             "gpu": _gpu_row(played.gpu),
-            "notes": [note[:_LONGEST_TEXT] for note in (*played.notes, *filter(None, [played.stopped]))],
+            "notes": [note[:_LONGEST_TEXT] for note in _notes(played)],
             "vram_used_mib": (played.gpu.vram_peak_mib if played.gpu else None) or _simulated_mib(endpoint),
         }
     )
@@ -483,6 +483,17 @@ def _accept_length(played: ProtocolResult) -> float | None:
     requests = [one for level in warm for one in level.requests]
     own = LoadFigures.of(requests).accept_length if requests else None
     return own or (played.server.accept_length if played.server else None)
+
+
+def _notes(played: ProtocolResult) -> Iterator[str]:
+    yield from played.notes
+    if played.stopped is not None:
+        yield f"it ended early: {played.stopped}"
+    if played.endpoint.time_scale != 1 and played.protocol.shape != "rounds":
+        yield (
+            f"simulated time runs {played.endpoint.time_scale:g} times as fast, and so does every delay of "
+            "ours: outside of rounds, speeds read low"
+        )
 
 
 def _server_row(figures: ServerFigures | None) -> ServerRow | None:
