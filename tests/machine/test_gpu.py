@@ -42,6 +42,25 @@ def test_sampling_a_card_without_memory_figures_gives_none(on_stub: Callable[...
     assert on_stub(SAMPLE + "print(vram_used_mib(0))", StubCard(errors=errors)) == "None"
 
 
+LOOK = "from dflash_deploy.machine.gpu import gpu_sample\n"
+
+
+def test_a_look_at_a_working_card(on_stub: Callable[..., str]):
+    numbers = {"sm": 2800, "mem": 14_001, "draw": 560_250, "temperature": 71, "reasons": 0x24}
+    said = on_stub(LOOK + "print(gpu_sample(0))", StubCard(used_mib=31_000, numbers=numbers))
+    assert said == (
+        "GpuSample(clock_sm_mhz=2800, clock_memory_mhz=14001, power_w=560.25, temperature_c=71, "
+        "clock_reasons=('software power cap', 'software thermal slowdown'), vram_used_mib=31000)"
+    )
+
+
+def test_a_look_at_what_does_not_answer(on_stub: Callable[..., str]):
+    assert on_stub(LOOK + "print(gpu_sample(3), gpu_sample('GPU-x'))", StubCard()) == "None None"
+    errors = {"nvmlDeviceGetPowerUsage": NOT_SUPPORTED, "nvmlDeviceGetClockInfo": NOT_SUPPORTED}
+    code = LOOK + "look = gpu_sample(0); print(look.power_w, look.clock_sm_mhz, look.vram_used_mib)"
+    assert on_stub(code, StubCard(errors=errors)) == "None None 2"
+
+
 def test_processes_of_one_card(on_stub: Callable[..., str]):
     code = SAMPLE + "print([(p.pid, p.vram_mib) for p in gpu_processes(1)])"
     cards = StubCard(), StubCard(processes=[StubProcess(os.getpid(), 512)])
