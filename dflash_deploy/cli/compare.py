@@ -51,8 +51,8 @@ def compare(
         typer.Option(
             min=1,
             max=100,
-            help="Launches of each method, every other time in turned order. What differs between two starts "
-            "of one server is only seen with two or more.",
+            help="Launches of each method, every other time in turned order. From three on, launches are "
+            "compared and not rounds, so that what differs between two starts is in the interval.",
         ),
     ] = 1,
     users: Annotated[

@@ -11,6 +11,8 @@ from dflash_deploy.bench.results import ResultFile, RoundRow, Run
 from dflash_deploy.bench.statistics import Comparison, Interval, compare, median_interval
 
 PLAIN = "none"
+ENOUGH_LAUNCHES = 3
+"""Launches of each method whose spread can be told from that of rounds."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,21 @@ def speed_of(users: int) -> tuple[str, Callable[[RoundRow], float | None]]:
 def compare_runs(ours: Sequence[Run], theirs: Sequence[Run]) -> Comparison | None:
     """Two sides by the rounds that they have in common; None where there are none.
 
-    Round *n* of launch *m* asks both the same questions, so each is compared with its like.
+    Round *n* of launch *m* asks both the same questions, so each is compared with its like. From
+    ``ENOUGH_LAUNCHES`` on, launches are compared and not rounds: those of one launch share what is peculiar to
+    it, and would make a difference between starts look like one between methods.
     """
     a, b = speeds_of(ours), speeds_of(theirs)
     both = [key for key in a if key in b]
+    launches = sorted({key.repeat for key in both})
     if not both:
         return None
-    return compare([a[key] for key in both], [b[key] for key in both], paired=True)
+    if len(launches) < ENOUGH_LAUNCHES:
+        return compare([a[key] for key in both], [b[key] for key in both], paired=True)
+    of_launch = [
+        [median(side[key] for key in both if key.repeat == launch) for launch in launches] for side in (a, b)
+    ]
+    return compare(*of_launch, paired=True)
 
 
 def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:

@@ -19,7 +19,7 @@ from dflash_deploy.bench.statistics import (
     outliers,
     warm_up_rounds,
 )
-from dflash_deploy.compare.summary import PLAIN, Row, speed_of, summarize
+from dflash_deploy.compare.summary import ENOUGH_LAUNCHES, PLAIN, Row, speed_of, summarize
 
 _LEAST_THROTTLED = 0.05
 
@@ -159,12 +159,12 @@ def _notes(rows: Sequence[Row], unit: str) -> list[str]:
         notes += [f"{row.name}: {note}" for note in row.notes]
         if row.reason:
             notes.append(f"{row.name}: {row.outcome}: {row.reason}")
-    if any(row.tokens_per_s is not None for row in rows):
+    if any(row.speed_up is not None for row in rows):
         notes.append(
-            "± and intervals are of 95 %; those of one launch do not hold what differs between launches "
-            "(--repeats)"
-            if all(row.launches == 1 for row in rows)
-            else "± and intervals are of 95 %, over all launches"
+            "intervals are of 95 %, over launches"
+            if min(row.launches for row in rows) >= ENOUGH_LAUNCHES
+            else "intervals are of 95 %, over rounds: what differs between two launches is not in them "
+            f"(--repeats {ENOUGH_LAUNCHES})"
         )
     return notes
 

@@ -36,7 +36,20 @@ def test_launches_of_one_method_are_taken_together():
     runs = [run_of("none", [60.0, 61.0]), run_of("none", [60.5, 61.5], repeat=2)]
     (row,) = summarize(result_of(*runs))
     assert (row.launches, row.rounds) == (2, 4)
-    assert "over all launches" in as_text(result_of(*runs))
+
+
+def test_from_three_launches_on_launches_are_compared_and_not_rounds():
+    def runs(name, levels):
+        return [run_of(name, [level, level * 1.001], repeat=n) for n, level in enumerate(levels, 1)]
+
+    # Two per cent by rounds; but starts of one server differ by more.
+    few = result_of(*runs("none", [100, 100]), *runs("dflash", [102, 102]))
+    assert summarize(few)[1].speed_up.verdict == "faster"
+    assert "over rounds" in as_text(few)
+    many = result_of(*runs("none", [100, 104, 98]), *runs("dflash", [102, 101, 104]))
+    assert summarize(many)[1].speed_up.verdict == "indistinguishable"
+    assert summarize(many)[1].speed_up.rounds == 3
+    assert "over launches" in as_text(many)
 
 
 def test_methods_that_differ_by_nothing_are_not_told_apart():
