@@ -395,7 +395,8 @@ def _failed(place: Place, unit: UnitState) -> ServerStatus:
     if unit.sub == "auto-restart":
         then = "; systemd starts it again in a moment"
     elif unit.restarts or unit.result == "start-limit-hit":
-        then = f"; after {unit.restarts + 1} starts that failed, systemd starts it no more"
+        # The last of them is the one that systemd refused.
+        then = f"; after {max(1, unit.restarts)} starts that failed, systemd starts it no more"
     else:
         then = ""
     fix = f"dflash-deploy diagnose --unit {unit.name}"

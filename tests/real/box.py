@@ -57,12 +57,13 @@ def make_environment(folder: Path) -> None:
     for made in (folder / "env" / "bin", site / "sglang", site / "sglang-0.5.23.dist-info"):
         made.mkdir(parents=True)
     (site / "sglang" / "__init__.py").write_text("")
-    # Looks for a fault of this start in a file named after its port.
+    # Looks for variables of this start (a fault, a speed) in a file named after its port.
     (site / "sglang" / "launch_server.py").write_text(
         "import os, sys\n"
         "try:\n"
         "    port = sys.argv[sys.argv.index('--port') + 1]\n"
-        "    os.environ['DFLASH_SIM_FAULT'] = open(f'/box/fault-{port}').read().strip()\n"
+        "    lines = open(f'/box/env-{port}').read().split()\n"
+        "    os.environ.update(line.split('=', 1) for line in lines)\n"
         "except (OSError, ValueError):\n"
         "    pass\n"
         "from dflash_deploy.simulator.__main__ import main\n"
@@ -105,18 +106,24 @@ print(json.load(urllib.request.urlopen(url))["data"][0]["id"])
 ' "$@"; }}
 # Restarts at once, and checks again and again, instead of after many seconds.
 hasten() {{
-  mkdir -p /run/systemd/system/dflash-sglang-.service.d /run/systemd/system/dflash-sglang-health@.timer.d
-  printf '[Service]\\nRestartSec=300ms\\n' > /run/systemd/system/dflash-sglang-.service.d/fast.conf
-  printf '[Timer]\\nOnActiveSec=\\nOnUnitInactiveSec=\\nOnActiveSec=500ms\\nOnUnitInactiveSec=500ms\\n' \\
-    > /run/systemd/system/dflash-sglang-health@.timer.d/fast.conf
-  mkdir -p /run/systemd/system/dflash-sglang-health@.service.d
-  cat > /run/systemd/system/dflash-sglang-health@.service.d/fast.conf <<END
+  local units=${{1:-/run/systemd/system}} scope=${{2:---system}}
+  mkdir -p $units/dflash-sglang-.service.d $units/dflash-sglang-health@.{{timer,service}}.d
+  printf '[Service]\\nRestartSec=300ms\\n' > $units/dflash-sglang-.service.d/fast.conf
+  printf '[Timer]\\nOnActiveSec=\\nOnUnitInactiveSec=\\nOnActiveSec=300ms\\nOnUnitInactiveSec=300ms\\n' \\
+    > $units/dflash-sglang-health@.timer.d/fast.conf
+  cat > $units/dflash-sglang-health@.service.d/fast.conf <<END
 [Service]
-WorkingDirectory={_ROOT}
 ExecStart=
-ExecStart={sys.executable} -m dflash_deploy health %i --act --timeout 3 --checks 2 --cool-down 600
+ExecStart={sys.executable} -P -m dflash_deploy health %i --act --timeout 3 --checks 2 --cool-down 600
 END
-  systemctl daemon-reload
+  systemctl $scope daemon-reload; systemctl $scope restart $timer.timer
+}}
+# The next start goes on though nothing is generated, as when the scheduler dies later.
+unready() {{
+  local units=${{1:-/run/systemd/system}} scope=${{2:---system}}
+  mkdir -p $units/$unit.service.d
+  printf '[Service]\\nExecStartPost=\\n' > $units/$unit.service.d/unready.conf
+  systemctl $scope daemon-reload
 }}
 said() {{ journalctl -u $timer -o cat; }}
 """

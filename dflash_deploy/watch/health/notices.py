@@ -45,7 +45,8 @@ def notices(
     if decision.restart:
         found.append(Notice("restarted", decision.why))
     elif same_boot and unit.restarts > told.restarts:
-        found.append(Notice("restarted", f"it ended ({unit.result}), and systemd started it again"))
+        how = "" if unit.result == "success" else f" ({unit.result})"
+        found.append(Notice("restarted", f"it ended by itself{how}, and systemd started it again"))
     down = _down(decision, health, unit)
     if down is not None and down != told.down and not decision.restart:
         found.append(Notice("down", _why(decision, health, unit)) if down else _RECOVERED)
