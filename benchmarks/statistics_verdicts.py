@@ -84,7 +84,8 @@ def fixed(studies: int, seed: int) -> bool:
         held = [0, 0, 0, 0]
         for _ in range(studies):
             bench = Bench(1.02, chance)
-            a, b = [], []
+            a: list[float] = []
+            b: list[float] = []
             for number in range(count):
                 arms = [(a, bench.a), (b, bench.b)]
                 for figures, play in reversed(arms) if number % 2 else arms:

@@ -162,7 +162,7 @@ def run(
     here = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost", "::1")
     machine = machine_here() if here and not endpoint.simulated else None
     look = look_here() if here and not endpoint.simulated else None
-    note = None
+    found = None
     if against is None:
         result = bench(
             endpoint,
@@ -186,16 +186,16 @@ def run(
             read_text=check_output,
             tell=tell,
         )
-        note = None if found is None else found.sentence("A", "B")
     if redact:
         result = redacted(result)
     if out is not None:
         write_result(out, result)
     shown = Format.JSON if json else form
-    render = {Format.TEXT: as_text, Format.JSON: as_json, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
-    typer.echo(render[shown](result).rstrip("\n"))
-    if note is not None:
-        typer.echo(note, err=shown is not Format.TEXT)
+    render = {Format.TEXT: as_text, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
+    text = as_json(result, found) if shown is Format.JSON else render[shown](result)
+    typer.echo(text.rstrip("\n"))
+    if found is not None:
+        typer.echo(found.sentence("A", "B"), err=shown is not Format.TEXT)
     if any(one.outcome != "served" for one in result.runs):
         raise typer.Exit(ExitCode.FAILED)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from dflash_deploy.bench.results import ResultFile, RoundRow, Run
+from dflash_deploy.bench.results import LoadRows, ResultFile, RoundRow, Run
 from dflash_deploy.bench.statistics import Comparison, Interval, compare, median_interval
 
 PLAIN = "none"
@@ -70,8 +70,8 @@ def compare_runs(ours: Sequence[Run], theirs: Sequence[Run]) -> Comparison | Non
     """Two sides by the rounds that they have in common; None where there are none.
 
     Round *n* of launch *m* asks both the same questions, so each is compared with its like. From
-    ``ENOUGH_LAUNCHES`` on, launches are compared and not rounds: those of one launch share what is peculiar to
-    it, and would make a difference between starts look like one between methods.
+    ``ENOUGH_LAUNCHES`` on, launches are compared and not rounds: rounds of one launch share what is peculiar
+    to it, and would make a difference between starts look like one between methods.
     """
     a, b = speeds_of(ours), speeds_of(theirs)
     both = [key for key in a if key in b]
@@ -119,6 +119,11 @@ def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
     )
 
 
+def minutes_of(run: Run) -> list[LoadRows]:
+    """The windows of a long load, without the load as a whole."""
+    return [load for load in run.loads if load.rounds and not load.rounds[0].users]
+
+
 class RoundKey(NamedTuple):
     """Rounds of one key asked the same questions."""
 
@@ -131,9 +136,7 @@ def speeds_of(runs: Sequence[Run]) -> dict[RoundKey, float]:
     """The figure of ``speed_of`` for each round that counts."""
     found: dict[RoundKey, float] = {}
     for run in runs:
-        # Of a long load, its minutes; else each level.
-        minutes = [load for load in run.loads if load.rounds and not load.rounds[0].users]
-        for load in minutes or run.loads:
+        for load in minutes_of(run) or run.loads:
             _, speed = speed_of(load.users)
             for one in load.counted:
                 value = speed(one)

@@ -8,7 +8,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from dflash_deploy.bench.results import GpuRow, LoadRows, ResultFile, Run
 from dflash_deploy.bench.statistics import (
@@ -19,7 +19,7 @@ from dflash_deploy.bench.statistics import (
     outliers,
     warm_up_rounds,
 )
-from dflash_deploy.compare.summary import ENOUGH_LAUNCHES, PLAIN, Row, speed_of, summarize
+from dflash_deploy.compare.summary import ENOUGH_LAUNCHES, PLAIN, Row, minutes_of, speed_of, summarize
 
 _LEAST_THROTTLED = 0.05
 
@@ -62,14 +62,20 @@ def as_csv(result: ResultFile) -> str:
     return out.getvalue()
 
 
-def as_json(result: ResultFile) -> str:
-    """For scripts: a line a method as in ``as_csv``, and the result file itself."""
+def as_json(result: ResultFile, live: Comparison | None = None) -> str:
+    """For scripts: a line a method as in ``as_csv``, and the result file itself.
+
+    Args:
+        result: what was measured.
+        live: how two live servers compared, where they were measured in turn.
+    """
     summary = [{name: _finite(read(row)) for name, read in _CSV} for row in summarize(result)]
     return json.dumps(
         {
             "schema_version": 1,
             "kind": result.kind,
             "summary": summary,
+            **({} if live is None else {"comparison": {k: _finite(v) for k, v in asdict(live).items()}}),
             "result": result.model_dump(mode="json"),
         },
         ensure_ascii=False,
@@ -230,6 +236,9 @@ def _about(run: Run) -> Iterator[str]:
     yield from run.notes
     for load in run.loads:
         yield from _doubts(load)
+    minutes = [load.rounds[0].tokens_per_s for load in minutes_of(run)]
+    if minutes and (trend := drift(minutes)).significant:
+        yield f"speed drifts by {trend.share * 100:+.1f} % over {len(minutes)} minutes"
     for failure in run.failures:
         yield f"failed: {failure.count} times {failure.kind}, for example {failure.example}"
     if run.outcome == "unfit":

@@ -110,9 +110,12 @@ def test_two_live_servers_are_measured_in_turn(simulator):
 def test_a_slower_server_is_told_from_a_faster_one():
     slow = Script(pieces=SENTENCES, wait_s=0.2, usage={"prompt_tokens": 7, "completion_tokens": 44})
     with serving(SOUND) as (fast_url, _), serving(slow) as (slow_url, _):
-        ended = tool(slow_url, "--against", fast_url, "--cold", "0", "--most-rounds", "5", "-q")
+        ended = tool(slow_url, "--against", fast_url, "--cold", "0", "--most-rounds", "5", "-q", "--json")
     assert ended.returncode == 0, ended.stderr
-    assert "A is slower than B by" in ended.stdout
+    assert "A is slower than B by" in ended.stderr
+    found = json.loads(ended.stdout)["comparison"]
+    assert found["verdict"] == "slower"
+    assert found["low"] < found["ratio"] < found["high"] < 1
 
 
 def test_wrong_answers_and_failures_are_results_with_an_exit_status(tmp_path):
