@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from dflash_deploy.errors import ExitCode
+from dflash_deploy.errors import DeployError, ExitCode
 
 _SIMULATED_SPEED = 100.0
+_BEAT_S = 10.0
 
 
 def tune(
@@ -58,6 +59,23 @@ def tune(
         bool,
         typer.Option("--resume", help="Go on with a study: the last one, or the one that is named."),
     ] = False,
+    gpu: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of the card to use, as nvidia-smi counts.", metavar="N"),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the study named by --name with workers on other cards and machines, through an "
+            "Optuna storage: postgresql://USER@HOST/DATABASE, grpc://HOST:PORT or sqlite:///FILE. A password "
+            "belongs into a file (PGPASSFILE).",
+            metavar="URL",
+        ),
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(help="Name of this worker among those; else that of the machine, with --gpu."),
+    ] = None,
     detach: Annotated[
         bool,
         typer.Option(
@@ -95,6 +113,7 @@ def tune(
         ),
     ] = False,
     time_scale: Annotated[float, typer.Option(min=0.01, max=10_000, hidden=True)] = _SIMULATED_SPEED,
+    beat_s: Annotated[float, typer.Option(min=0.01, max=600, hidden=True)] = _BEAT_S,
 ) -> None:
     """Find the best configuration of a profile by launching and measuring servers.
 
@@ -104,11 +123,12 @@ def tune(
     """
     from dflash_deploy.server.orphans import end_orphans
     from dflash_deploy.tune.detached import LOG, how_to_look, leave_terminal
+    from dflash_deploy.tune.meeting import meet, read_meeting
     from dflash_deploy.tune.opening import Place, open_again, open_new
     from dflash_deploy.tune.records import read_trials
     from dflash_deploy.tune.screen import screen_for
     from dflash_deploy.tune.signals import stop_once
-    from dflash_deploy.tune.study import Effort, run_study
+    from dflash_deploy.tune.study import Effort, discard_untried, run_study, studies_dir
     from dflash_deploy.tune.summary import lines, summarize
 
     if profile is not None and profile_option is not None:
@@ -125,7 +145,15 @@ def tune(
     if attach or stop:
         _look_or_stop(name or wanted, stop=stop)
         return
-    place = Place(python, host, port)
+    if storage is not None and (resume or name is None):
+        raise typer.BadParameter("it goes with the --name that all workers give", param_hint="--storage")
+    meeting = None
+    if storage is not None and name is not None:
+        meeting = meet(storage, name, worker, gpu, beat_s=beat_s)
+        name = meeting.folder_name
+        # It has been here before.
+        resume = (studies_dir() / name / "study.json").is_file()
+    place = Place(python, host, port, gpu)
     progress = sys.stderr if json else sys.stdout
     with stop_once():
         for sentence in end_orphans():
@@ -144,14 +172,22 @@ def tune(
             )
         )
         folder, study = opened.folder, opened.study
+        if meeting is not None:
+            meeting.keep(folder)
         if detach and (tuner := leave_terminal(folder)) is not None:
             typer.echo("\n".join([*how_to_look(study, tuner), f"its log:    {folder / LOG}"]))
             return
         with screen_for(progress, study, read_trials(folder)) as screen:
             screen.note(f"study {study.name} in {folder}")
-            records, ending = run_study(
-                folder, study, opened.rig, Effort(trials, minutes, least_gain / 100, target), screen
-            )
+            effort = Effort(trials, minutes, least_gain / 100, target)
+            try:
+                records, ending = run_study(
+                    folder, study, opened.rig, effort, screen, meeting=meeting or read_meeting(folder)
+                )
+            except DeployError:
+                if meeting is not None:  # the other workers did not take it: the folder is for nothing
+                    discard_untried(folder)
+                raise
     summary = summarize(folder, study, records, ending)
     for line in lines(study, summary):
         typer.echo(line, err=json)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-BEAT_S = 10.0
 _BEATS_UNTIL_LOST = 6
 _RETRY_S = 2.0
 _PATIENCE_S = 60.0
@@ -94,8 +93,6 @@ class Crew:
         space: Space,
         shared: Settings,
         records: Sequence[TrialRecord],
-        *,
-        beat_s: float = BEAT_S,
     ) -> None:
         """Join, or be the first.
 
@@ -105,7 +102,6 @@ class Crew:
             space: what may be varied.
             shared: flags of the model, which do not tell two candidates apart.
             records: trials that this worker knows already.
-            beat_s: how often a worker shows that it lives.
 
         Raises:
             DeployError: the storage cannot be used, or the study there is another one.
@@ -117,7 +113,7 @@ class Crew:
         self._meeting = meeting
         self._space = space
         self._shared = shared
-        self._beat_s = beat_s
+        self._beat_s = meeting.beat_s
         self._known = {record.number for record in records}
         self._claimed: int | None = None
         self._over = threading.Event()
@@ -156,7 +152,7 @@ class Crew:
                 for one in self._varied(places)
             },
             user_attrs={
-                "key": self._key(candidate.flags),
+                "key": self._key(candidate),
                 "worker": self._meeting.worker,
                 "candidate": candidate.model_dump_json(),
                 "beat": 0,
@@ -164,7 +160,7 @@ class Crew:
         )
         trial_id = self._ask(lambda: self._storage.create_new_trial(self._study_id, template))
         number = self._ask(lambda: self._storage.get_trial_number_from_id(trial_id))
-        key = self._key(candidate.flags)
+        key = self._key(candidate)
         for other in self._trials():
             if other.number < number and other.user_attrs.get("key") == key and _stands(other):
                 self._ask(lambda: self._give_up(trial_id))
@@ -334,8 +330,10 @@ class Crew:
     def _varied(self, places: Mapping[str, int]) -> list[Dimension]:
         return [one for one in self._space.dimensions if one.flag in places]
 
-    def _key(self, flags: Settings) -> str:
-        return key_of({name: value for name, value in flags.items() if name not in self._shared})
+    def _key(self, candidate: Candidate) -> str:
+        key = key_of({name: value for name, value in candidate.flags.items() if name not in self._shared})
+        # A configuration is proven once more than it is tried.
+        return key if candidate.proves is None else f"proof of {key}"
 
     def _ask(self, question: Callable[[], _T]) -> _T:
         """Put a question to the storage, again while it cannot be reached."""

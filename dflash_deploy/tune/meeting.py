@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _FILE = "shared.json"
 _LARGEST_BYTES = 1 << 16
 _CONNECT_S = 10
+BEAT_S = 10.0
 _WHERE_TO_WRITE_IT = (
     "write it into ~/.pgpass or a file that PGPASSFILE names (HOST:PORT:DATABASE:USER:PASSWORD, mode 0600), "
     "or set PGPASSWORD, and leave it out of the address"
@@ -32,6 +33,7 @@ class Meeting(BaseModel):
         storage: address of the storage, without a password.
         study: its name there.
         worker: this worker's name, unlike all others'.
+        beat_s: how often it shows that it lives.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -39,6 +41,7 @@ class Meeting(BaseModel):
     storage: str
     study: str
     worker: str
+    beat_s: float = BEAT_S
 
     @property
     def folder_name(self) -> str:
@@ -103,7 +106,7 @@ class Meeting(BaseModel):
         )
 
 
-def meet(storage: str, study: str, worker: str | None, gpu: int | None) -> Meeting:
+def meet(storage: str, study: str, worker: str | None, gpu: int | None, *, beat_s: float = BEAT_S) -> Meeting:
     """A worker's way to a study.
 
     Args:
@@ -112,6 +115,7 @@ def meet(storage: str, study: str, worker: str | None, gpu: int | None) -> Meeti
         study: its name in the storage.
         worker: None for one made of the machine's name and the card's number.
         gpu: number of the card that it uses, None where it was not chosen.
+        beat_s: how often it shows that it lives; the same for all workers.
 
     Raises:
         DeployError: no such kind of storage, or there is a password in the address.
@@ -120,7 +124,7 @@ def meet(storage: str, study: str, worker: str | None, gpu: int | None) -> Meeti
     if worker is None:
         host = re.sub("[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-") or "worker"
         worker = host if gpu is None else f"{host}-gpu{gpu}"
-    return Meeting(storage=storage, study=study, worker=worker)
+    return Meeting(storage=storage, study=study, worker=worker, beat_s=beat_s)
 
 
 def read_meeting(folder: Path) -> Meeting | None:

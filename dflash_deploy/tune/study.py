@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +18,14 @@ from dflash_deploy.calibration import Subject
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.cards import Card, load_card
 from dflash_deploy.profile.schema import Profile
+from dflash_deploy.tune.crew import Crew, Nobody, Peers
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.journal import Journal
 from dflash_deploy.tune.launching import Launcher, model_flags
 from dflash_deploy.tune.limits import LESS_IS_BETTER
+from dflash_deploy.tune.meeting import Meeting
 from dflash_deploy.tune.outlook import Ending, Outlook
+from dflash_deploy.tune.proof import Promise
 from dflash_deploy.tune.records import (
     Candidate,
     StudyRecord,
@@ -33,12 +37,15 @@ from dflash_deploy.tune.records import (
 )
 from dflash_deploy.tune.screen import Screen
 from dflash_deploy.tune.search import WORTH, Proposal, Search, Stop
-from dflash_deploy.tune.select import KNOWN, best_trial
-from dflash_deploy.tune.space import Space, space_of, tidy
-from dflash_deploy.tune.trial import Gauge, not_launched, run_trial
+from dflash_deploy.tune.select import KNOWN, best_trial, lost_already
+from dflash_deploy.tune.space import Settings, Space, key_of, space_of, tidy
+from dflash_deploy.tune.trial import Enough, Gauge, not_launched, run_trial
 
 if TYPE_CHECKING:
     from dflash_deploy.tune.ledger import Entry
+
+_LEAST_FOR_PROOF = 5
+"""Launches that a study must have for its last one to be the proof of the best."""
 
 
 @dataclass(frozen=True)
@@ -184,31 +191,56 @@ def find_study(study: str | None) -> Path:
     )
 
 
+def discard_untried(folder: Path) -> None:
+    """Take back a study that came to no trial, unless a tuner works on it."""
+    with suppress(DeployError, OSError), locked(folder):
+        if not any((folder / "trials").glob("*")):
+            shutil.rmtree(folder)
+
+
 def run_study(
-    folder: Path, study: StudyRecord, rig: Rig, effort: Effort, screen: Screen
+    folder: Path,
+    study: StudyRecord,
+    rig: Rig,
+    effort: Effort,
+    screen: Screen,
+    *,
+    meeting: Meeting | None = None,
 ) -> tuple[list[TrialRecord], Ending]:
     """Try configurations until the effort is spent; what a former run left unfinished comes first.
 
     Every trial is on disk before the next begins. Ctrl-C stops the running one, whose record then says
-    "interrupted"; it is tried again when the study is resumed.
+    "interrupted"; it is tried again when the study is resumed. Where there is a ``meeting``, other workers
+    try configurations of the same study, and the effort is that of all of them.
 
     Raises:
-        DeployError: the study is locked, its folder cannot be written, or no server can be started at all.
+        DeployError: the study is locked, its folder cannot be written, no server can be started at all, or
+            the other workers cannot be reached.
     """
     with locked(folder), writing(folder), Journal(folder, screen) as journal:
         for candidate in cut_short(folder):
             record = not_launched(candidate, "interrupted", "the tuner was ended while it ran")
             write_record(trial_folder(folder, candidate.number) / "trial.json", record)
-        run = _Run(folder, study, rig, effort, journal)
-        ending = run.until_spent()
+        with _peers(folder, study, meeting) as peers:
+            run = _Run(folder, study, rig, effort, screen=journal, peers=peers)
+            ending = run.until_spent()
         journal.over(ending)
         return run.records, ending
+
+
+def _peers(folder: Path, study: StudyRecord, meeting: Meeting | None) -> AbstractContextManager[Peers]:
+    if meeting is None:
+        return nullcontext(Nobody())
+    model = model_flags(study.profile, simulated=study.simulated)
+    return Crew(meeting, study, space_of(study.profile), model, read_trials(folder))
 
 
 class _Run:
     """The trials of one run of the tuner."""
 
-    def __init__(self, folder: Path, study: StudyRecord, rig: Rig, effort: Effort, screen: Journal) -> None:
+    def __init__(
+        self, folder: Path, study: StudyRecord, rig: Rig, effort: Effort, *, screen: Journal, peers: Peers
+    ) -> None:
         # Optuna takes most of a second to load, which an error before this need not wait for.
         from dflash_deploy.tune.ledger import Ledger  # noqa: PLC0415
 
@@ -218,6 +250,8 @@ class _Run:
         self._profile = study.profile
         self._rig = rig
         self._screen = screen
+        self._peers = peers
+        self._refused: dict[str, Settings] = {}
         self._model = model_flags(study.profile, simulated=study.simulated)
         space = space_of(study.profile)
         self._search = self._begun_search(study, space, effort.worth)
@@ -229,19 +263,70 @@ class _Run:
     def until_spent(self) -> Ending:
         target = self._effort.target
         try:
-            while self._launched < self._effort.trials:
-                if self._deadline is not None and time.monotonic() >= self._deadline:
+            while self._is_room():
+                if self._is_late():
                     return "minutes"
                 if target is not None and self._reached(target):
-                    return "target"
-                step = self._search.ask()
-                if isinstance(step, Stop):
+                    proof = self._search.proof()
+                    if proof is None or self._effort.trials < _LEAST_FOR_PROOF:
+                        return "target"
+                    self._try(proof)
+                    continue
+                pending = self._peers.pending()
+                step = self._search.ask([*(one.flags for one in pending), *self._refused.values()])
+                step = self._last_of_all(step)
+                proving = not isinstance(step, Stop) and step.proves is not None
+                if pending and (isinstance(step, Stop) or proving):  # what others find may change that
+                    self._peers.wait()
+                elif not isinstance(step, Stop):
+                    self._try(step)
+                else:
                     self._screen.note(f"nothing more to launch: {step.why}")
                     return step.reason
-                self._try(step)
         except KeyboardInterrupt:
             return "interrupted"
         return "trials"
+
+    def _last_of_all(self, step: Proposal | Stop) -> Proposal | Stop:
+        """The last launch there is goes to the proof of the best, where the study is not a very short one."""
+        if self._effort.trials < _LEAST_FOR_PROOF or self._launched + 1 < self._effort.trials:
+            return step
+        return self._search.proof() or step
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _is_room(self) -> bool:
+        """A launch is left for us. What others try counts, and is waited for: it may come to nothing."""
+        told = False
+        while True:
+            self._hear()
+            trying = len(self._peers.pending())
+            if self._launched + trying < self._effort.trials or (trying and self._is_late()):
+                return True
+            if not trying:
+                return False
+            if not told:
+                self._screen.note(f"all launches are taken; waiting for {trying} of other workers")
+                told = True
+            self._peers.wait()
+
+    def _hear(self) -> None:
+        """Take over what other workers have ended."""
+        for record in self._peers.news():
+            write_record(trial_folder(self._folder, record.number) / "trial.json", record)
+            self.records.append(record)
+            self._search.tell(record)
+            if record.outcome == "interrupted":
+                self._refused.pop(self._key(record.flags), None)
+            else:
+                self._ledger.add(record)
+                self._launched += record.launched
+                self._learn(record, ours=False)
+            self._screen.ended(record)
+
+    def _key(self, flags: Settings) -> str:
+        return key_of({name: value for name, value in flags.items() if name not in self._model})
 
     def _reached(self, target: float) -> bool:
         best = best_trial(self._study, self.records)
@@ -304,23 +389,31 @@ class _Run:
             forecaster = forecaster if lesson is None else forecaster.corrected(lesson.terms)
         return forecaster
 
-    def _learn(self, record: TrialRecord) -> None:
-        """Let the log of a server that came to serve correct the forecasts that follow."""
+    def _learn(self, record: TrialRecord, *, ours: bool = True) -> None:
+        """Let the log of a server that came to serve correct the forecasts that follow.
+
+        Only what ``ours`` taught is kept for other studies: another worker's card is not this machine's.
+        """
         lesson = self._search.forecaster.lesson(record)
         if lesson is None:
             return
         self._search.forecaster = self._search.forecaster.corrected(lesson.terms)
-        if self._subject is not None:
+        if ours and self._subject is not None:
             calibration.keep(self._subject, lesson)
 
     def _try(self, proposal: Proposal) -> None:
-        candidate = Candidate(
+        wanted = Candidate(
             number=1 + max((record.number for record in self.records), default=0),
             source=proposal.source,
             flags={**self._model, **proposal.settings},
             started=datetime.now(UTC),
             why=proposal.why,
+            proves=proposal.proves,
         )
+        candidate = self._peers.claim(wanted)
+        if candidate is None:  # another worker was quicker
+            self._refused[self._key(wanted.flags)] = wanted.flags
+            return
         write_record(trial_folder(self._folder, candidate.number) / "candidate.json", candidate)
         self._screen.begun(candidate, self._outlook(candidate))
         predicted = self._search.forecaster.forecast(candidate.flags).predicted
@@ -335,6 +428,8 @@ class _Run:
                 gauge=self._rig.gauge,
                 predicted=predicted,
                 on_stage=self._screen.stage,
+                enough=None if candidate.proves or candidate.source.startswith(KNOWN) else self._enough(),
+                promise=self._promise(candidate),
             )
         except KeyboardInterrupt:
             wall_s = time.monotonic() - begun
@@ -345,11 +440,29 @@ class _Run:
         self._learn(record)
         self._launched += 1
 
+    def _enough(self) -> Enough:
+        """What has clearly lost in its first round is measured no further."""
+        best = best_trial(self._study, self.records)
+        goal = self._profile.objective.optimize
+        return lambda rounds: lost_already(rounds, best, goal)
+
+    def _promise(self, candidate: Candidate) -> Promise | None:
+        proven = next((one for one in self.records if one.number == candidate.proves), None)
+        if proven is None:
+            return None
+        promised = self._profile.workload.context_tokens
+        if self._profile.objective.optimize == "context_tokens" and proven.objective is not None:
+            promised = int(proven.objective)
+        free = self._profile.objective.constraints.get("free_vram_mib")
+        kv_tokens = proven.boot.kv_tokens if proven.boot else None
+        return Promise(promised, kv_tokens, free.min if free else None)
+
     def _keep(self, entry: Entry, record: TrialRecord) -> None:
         write_record(trial_folder(self._folder, record.number) / "trial.json", record)
         self.records.append(record)
         self._search.tell(record)
         self._ledger.tell(entry, record)
+        self._peers.publish(record)
         self._screen.ended(record)
 
 

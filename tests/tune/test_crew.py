@@ -21,8 +21,10 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def crew(tmp_path):
     def join(worker, records=(), beat_s=600.0, **given):
         study = samples.study(**given)
-        meeting = Meeting(storage=f"sqlite:///{tmp_path / 'shared.db'}", study="s", worker=worker)
-        return Crew(meeting, study, space_of(study.profile), {"model-path": "m"}, records, beat_s=beat_s)
+        meeting = Meeting(
+            storage=f"sqlite:///{tmp_path / 'shared.db'}", study="s", worker=worker, beat_s=beat_s
+        )
+        return Crew(meeting, study, space_of(study.profile), {"model-path": "m"}, records)
 
     return join
 
