@@ -30,12 +30,13 @@ from virtual_trial import VirtualCard
 
 from dflash_deploy.machine.cards import Card, load_card
 from dflash_deploy.profile.load import load_profile
-from dflash_deploy.profile.schema import FlagSetting, Profile
+from dflash_deploy.profile.schema import FlagSetting, Goal, Profile
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import model_flags
 from dflash_deploy.tune.learned import Experience, ran_out
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.search import Proposal, Rate, Search, Stop
+from dflash_deploy.tune.select import best_of, lost_already
 from dflash_deploy.tune.space import Space, key_of, space_of, tidy
 
 PROFILES = (
@@ -88,9 +89,10 @@ class Landscape:
 
 @dataclass(frozen=True)
 class Played:
-    """What one search came to: the records of its launches, in order."""
+    """What one search came to: the records of its launches, in order, and the objective that it settles on."""
 
     records: tuple[TrialRecord, ...]
+    best: float
 
     def launches_to(self, wanted: float) -> int | None:
         """Launches until a configuration had been found that comes up to ``wanted``."""
@@ -102,10 +104,6 @@ class Played:
     def minutes_to(self, wanted: float) -> float | None:
         launches = self.launches_to(wanted)
         return None if launches is None else sum(one.wall_s for one in self.records[:launches]) / 60
-
-    @property
-    def best(self) -> float:
-        return max((one.objective or 0.0 for one in self.records if one.feasible), default=0.0)
 
     @property
     def starved(self) -> int:
@@ -129,6 +127,16 @@ class Forgetful(Search):
         return Experience(self._space)
 
 
+def highest(records: list[TrialRecord]) -> Played:
+    """A search that settles on the highest figure it saw."""
+    best = max((one.objective or 0.0 for one in records if one.feasible), default=0.0)
+    return Played(tuple(records), best)
+
+
+def lost_in_first(record: TrialRecord, best: TrialRecord | None, goal: Goal) -> bool:
+    return record.measured is not None and lost_already(record.measured.per_round[:1], best, goal)
+
+
 def ours(
     land: Landscape,
     *,
@@ -136,6 +144,7 @@ def ours(
     planned: bool = True,
     prior: bool = True,
     warm: bool = True,
+    halving: bool = True,
 ) -> Played:
     """The search of ``dflash-deploy tune``."""
     rate: Rate = land.rate if prior else (lambda _: None)
@@ -156,13 +165,18 @@ def ours(
         proposal = search.ask()
         if isinstance(proposal, Stop):
             break
-        record = land.run(proposal.settings).model_copy(update={"number": len(records) + 1})
+        record = land.trials.run(proposal.settings, number=len(records) + 1, source=proposal.source)
+        if proposal.proves is not None:
+            record = land.trials.proven(record, proposal.proves)
+        elif halving and lost_in_first(record, best_of(land.profile, records), goal):
+            record = land.trials.cut(record)
         lesson = search.forecaster.lesson(record)
         if lesson is not None:
             search.forecaster = search.forecaster.corrected(lesson.terms)
         search.tell(record)
         records.append(record)
-    return Played(tuple(records))
+    chosen = best_of(land.profile, records)
+    return Played(tuple(records), (chosen.objective or 0.0) if chosen else 0.0)
 
 
 def at_random(land: Landscape) -> Played:
@@ -176,7 +190,7 @@ def at_random(land: Landscape) -> Played:
         if key_of(settings) not in tried:
             tried.add(key_of(settings))
             records.append(land.run(settings))
-    return Played(tuple(records))
+    return highest(records)
 
 
 def tpe(land: Landscape, *, warm: bool = False) -> Played:
@@ -209,7 +223,7 @@ def tpe(land: Landscape, *, warm: bool = False) -> Played:
         return (records[-1].objective or 0.0) if records[-1].feasible else 0.0
 
     study.optimize(objective, n_trials=BUDGET)
-    return Played(tuple(records))
+    return highest(records)
 
 
 def grid(land: Landscape) -> Played:
@@ -238,7 +252,7 @@ def grid(land: Landscape) -> Played:
         chosen = dict(zip(reversed(order), values, strict=True))
         settings = {name: value for name, value in {**base, **chosen}.items() if value is not None}
         records.append(land.run(tidy(settings)))
-    return Played(tuple(records))
+    return highest(records)
 
 
 def cookbook(land: Landscape) -> Played:
@@ -251,7 +265,7 @@ def cookbook(land: Landscape) -> Played:
         "mamba-ssm-dtype": "bfloat16",
         "speculative-num-draft-tokens": 8,
     }
-    return Played((land.run(tidy(recipe)),))
+    return highest([land.run(tidy(recipe))])
 
 
 SEARCHES: dict[str, Player] = {
@@ -266,6 +280,7 @@ ABLATIONS: dict[str, Player] = {
     "ours, no plan of memory": lambda land: ours(land, planned=False),
     "ours, no speed prior": lambda land: ours(land, prior=False),
     "ours, failures teach nothing": lambda land: ours(land, kind=Forgetful),
+    "ours, no halving": lambda land: ours(land, halving=False),
     "ours, no known settings": lambda land: ours(land, warm=False),
 }
 
@@ -306,7 +321,7 @@ def true_best(land: Landscape, played: list[Played]) -> float:
         if best <= before:
             break
     # A known setting may have a value that the space does not.
-    return max([best, *(one.best for one in played)])
+    return max([best, *(highest(list(one.records)).best for one in played)])
 
 
 @dataclass(frozen=True)

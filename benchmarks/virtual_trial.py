@@ -17,7 +17,7 @@ from dflash_deploy.errors import DeployError
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.simulator.virtual import Ask, Round, VirtualRun, run_virtual
 from dflash_deploy.tune.launching import model_flags, values
-from dflash_deploy.tune.records import TrialRecord
+from dflash_deploy.tune.records import Proof, TrialRecord
 from dflash_deploy.tune.space import key_of
 from dflash_deploy.tune.trial import Verdict, degradation, judge
 
@@ -54,6 +54,29 @@ class VirtualCard:
         if known is None:
             known = self._known[key] = self._run(settings)
         return known.model_copy(update={"number": number, "source": source})
+
+    @staticmethod
+    def cut(record: TrialRecord) -> TrialRecord:
+        """The same trial, measured for one round only because that had lost already."""
+        measured = record.measured
+        if measured is None or len(measured.per_round) < 2:
+            return record
+        spared_s = sum(one.latency_s for one in measured.per_round[1:])
+        return record.model_copy(update={"wall_s": record.wall_s - spared_s})
+
+    @staticmethod
+    def proven(record: TrialRecord, number: int) -> TrialRecord:
+        """A trial that starts another's configuration again; no soak on this clock."""
+        proof = Proof(
+            seconds=0.0,
+            answer_tokens=0,
+            context_tokens=0,
+            promised_tokens=0,
+            free_mib=None,
+            kv_tokens=record.boot.kv_tokens if record.boot else None,
+            problem=None,
+        )
+        return record.model_copy(update={"proves": number, "proof": proof})
 
     def _run(self, settings: dict[str, FlagSetting]) -> TrialRecord:
         profile = self.profile

@@ -228,12 +228,16 @@ class KnownSetting(_Part):
 class Measure(_Part):
     """How long a trial is measured: rounds after the warm-up rounds.
 
+    ``levels`` are numbers of users at once that are measured besides the workload's, one round each, on the
+    same server: they need no launch of their own.
+
     ``check_output`` is off for a model whose text means nothing, such as one of random weights; the counts of
     its tokens are still checked.
     """
 
     rounds: int = Field(default=3, ge=1, le=100)
     warm_up: int = Field(default=1, ge=1, le=20)
+    levels: list[Annotated[int, Field(ge=1, le=1024)]] = Field(default=[], max_length=16)
     check_output: bool = True
 
 

@@ -50,13 +50,17 @@ class Predicted(_Record):
 
 
 class Candidate(_Record):
-    """A configuration about to be tried: ``flags`` and ``why`` as ``TrialRecord`` has them."""
+    """A configuration about to be tried: ``flags`` and ``why`` as ``TrialRecord`` has them.
+
+    ``proves`` is the number of the trial whose configuration is started again, to see whether it holds.
+    """
 
     number: int
     source: str
     flags: dict[str, FlagSetting]
     started: datetime
     why: str | None = None
+    proves: int | None = None
 
 
 class Cause(_Record):
@@ -65,6 +69,27 @@ class Cause(_Record):
     id: str
     cause: str
     fix: str | None
+
+
+class Proof(_Record):
+    """What a configuration lived through when it was started again: see ``tune.proof``.
+
+    Attributes:
+        seconds: that it took, in the server's own time.
+        answer_tokens: of the long answer that everybody got at once.
+        context_tokens: the longest context that everybody had at once, of ``promised_tokens``.
+        free_mib: least memory that was free meanwhile, None where nobody can tell.
+        kv_tokens: the pool, as large as when the configuration was measured.
+        problem: why it does not hold; None where it does.
+    """
+
+    seconds: float
+    answer_tokens: int
+    context_tokens: int
+    promised_tokens: int
+    free_mib: int | None
+    kv_tokens: int | None
+    problem: str | None
 
 
 class TrialRecord(_Record):
@@ -80,6 +105,8 @@ class TrialRecord(_Record):
         feasible: served, right, and within every limit: only such a trial can be the best.
         why: the reason for trying it.
         cause: of a failure, as its log tells it.
+        levels: what it came to with other numbers of users at once, on the same server.
+        proves: number of the trial whose configuration was started again; ``proof`` is what came of it.
         boot_s: from launch to ready, in the server's own time.
         wall_s: the whole trial, on the clock; 0 where the tuner was killed meanwhile.
     """
@@ -100,6 +127,9 @@ class TrialRecord(_Record):
     started: datetime
     why: str | None = None
     cause: Cause | None = None
+    levels: tuple[Measurement, ...] = ()
+    proves: int | None = None
+    proof: Proof | None = None
     boot_s: float | None = None
     wall_s: float
 

@@ -7,28 +7,34 @@ as if nothing had been.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 import numpy as np
 
+from dflash_deploy.plan.candidates import MEMORY_FLAGS
 from dflash_deploy.profile.schema import FlagSetting, Goal, Limit, Limited
 from dflash_deploy.tune.arrange import Arranged, arrangements, least_states, memory_dimensions
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.learned import Experience
 from dflash_deploy.tune.limits import LESS_IS_BETTER, figures, limits_of
+from dflash_deploy.tune.reasons import WITHOUT, Judge, left_out
 from dflash_deploy.tune.records import TrialRecord
+from dflash_deploy.tune.select import NOISE, best_of, proof_of
 from dflash_deploy.tune.space import Dimension, Settings, Space, key_of
 from dflash_deploy.tune.surrogate import NOWHERE, Array, Effect, Places, Surrogate
 
 Rate = Callable[[Settings], float | None]
 """Expected tokens/s of one user with these flags, or None where nothing is known; only ratios count."""
 
-WORTH = 0.004
+WORTH = NOISE
 """A gain below this share is lost in what differs between two launches of the very same configuration."""
-_NOISE = 0.004
+PROOF = "proof"
+"""Source of a trial that starts the best configuration again."""
+_MOST_SIMPLER = 3
+"""Launches to find out which flags are of no use."""
 _LEAST_CHANCE = 0.35
 _DARING = 0.05
 """The chance that is taken while nothing has served yet."""
@@ -42,11 +48,11 @@ _EFFECTS: Mapping[str, float] = {
     "speculative-num-draft-tokens": 0.08,
     "speculative-dflash-block-size": 0.08,
     "speculative-num-steps": 0.08,
-    "speculative-draft-window-size": 0.02,
-    "attention-backend": 0.05,
-    "cuda-graph-bs-decode": 0.01,
-    "kv-cache-dtype": 0.01,
-    "mamba-ssm-dtype": 0.015,
+    "speculative-draft-window-size": 0.01,
+    "attention-backend": 0.02,
+    "cuda-graph-bs-decode": 0.006,
+    "kv-cache-dtype": 0.006,
+    "mamba-ssm-dtype": 0.01,
     "disable-prefill-cuda-graph": 0.01,
     "chunked-prefill-size": 0.003,
     "disable-radix-cache": 0.002,
@@ -73,11 +79,12 @@ _RATES: Mapping[Goal | Limited, float] = {
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to launch next, and why."""
+    """What to launch next, and why; ``proves`` is the trial that it starts again, to see whether it holds."""
 
     settings: dict[str, FlagSetting]
     source: str
     why: str
+    proves: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,49 @@ class Search:
         for known in self._known:
             if self._key(known.settings) not in tried:
                 return known
-        return self._explore(tried)
+        step = self._explore(tried)
+        return step if isinstance(step, Proposal) else self.finish(tried) or step
+
+    def finish(self, tried: Collection[str] = ()) -> Proposal | None:
+        """What is still to be launched of the best configuration: simpler forms of it, then its proof."""
+        best = best_of(self.forecaster.profile, self.records)
+        if best is None:
+            return None
+        return self._simpler(best, tried) or self.proof(best)
+
+    def proof(self, best: TrialRecord | None = None) -> Proposal | None:
+        """The proof of the best configuration; None where it has one, or there is none."""
+        best = best or best_of(self.forecaster.profile, self.records)
+        if best is None or proof_of(best, self.records) is not None:
+            return None
+        why = f"does trial {best.number}, the best, hold when it is started again and used for long?"
+        return Proposal(self._judge.own(best.flags), PROOF, why, proves=best.number)
+
+    @property
+    def _judge(self) -> Judge:
+        searched = [dimension.flag for dimension in self._space.dimensions if self._may_go(dimension)]
+        return Judge(self.forecaster, self._rate, self._goal, self._shared, searched)
+
+    def _may_go(self, dimension: Dimension) -> bool:
+        # Without a plan nobody knows what the engine would make of its memory.
+        return self._planned or dimension.flag not in MEMORY_FLAGS
+
+    def _simpler(self, best: TrialRecord, tried: Collection[str]) -> Proposal | None:
+        """The best without the flags that the plan sees no reason for: all of them, then one each."""
+        without = [record for record in self.records if record.source.startswith(WITHOUT)]
+        if len(without) >= _MOST_SIMPLER:
+            return None
+        settings = self._judge.own(best.flags)
+        flags = self._judge.droppable(best)
+        while flags and self._judge.needed(settings, left_out(settings, flags)) is not None:
+            # Together they are too much, though none is alone.
+            flags = flags[:-1]
+        for some in (flags, *([flag] for flag in flags)):
+            simpler = left_out(settings, some)
+            if some and self._key(simpler) not in tried:
+                why = f"trial {best.number} without what may be of no use: {', '.join(some)}"
+                return Proposal(simpler, f"{WITHOUT}{','.join(some)}", why)
+        return None
 
     def waiting(self, running: Settings) -> Proposal | None:
         """What is launched after a configuration whatever comes of it; None where that is still open."""
@@ -248,7 +297,7 @@ class Search:
                 [self._planned_context(self.forecaster, record.flags) for record, _ in observed]
             )
         logs = np.asarray([value for _, value in observed]) - prior
-        means, spreads = Surrogate(self._effects(figure), seen, list(logs), _NOISE).predict(places)
+        means, spreads = Surrogate(self._effects(figure), seen, list(logs), NOISE).predict(places)
         return means + self._prior(figure, places), spreads
 
     def _prior(self, figure: Goal | Limited, places: Places) -> Array:
@@ -300,7 +349,7 @@ class Search:
             if not any(self._value(record, name) is not None for record in self.records):
                 continue
             means, spreads = self._expected(name, places)
-            chances *= _within(means, np.hypot(spreads, _NOISE), limit, less=name in LESS_IS_BETTER)
+            chances *= _within(means, np.hypot(spreads, NOISE), limit, less=name in LESS_IS_BETTER)
         return chances
 
     def _effects(self, figure: Goal | Limited) -> list[Effect]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from dflash_deploy.bench.measurement import Measurement, Spread
-from dflash_deploy.profile.schema import Goal
+from dflash_deploy.bench.measurement import RoundFigures, Spread
+from dflash_deploy.profile.schema import Goal, Profile
 from dflash_deploy.tune.limits import LESS_IS_BETTER
 from dflash_deploy.tune.records import StudyRecord, TrialRecord
+from dflash_deploy.tune.space import key_of
 
 KNOWN = "known:"
+
+NOISE = 0.004
+"""Two launches of one configuration differ by as much (a share), and nobody feels it."""
+
+_PLAIN = 0.015
+"""More than this is better, though single rounds may say otherwise."""
+
+_LOST = 0.05
+"""A first round that is behind the best one's by more is not caught up with."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +43,31 @@ class Gain:
 
 
 def best_trial(study: StudyRecord, trials: Iterable[TrialRecord]) -> TrialRecord | None:
+    """``best_of`` a study."""
+    return best_of(study.profile, trials)
+
+
+def best_of(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | None:
     """The best feasible trial, or None where there is none.
 
-    A setting that somebody already knows is preferred where the search found nothing that is
-    distinguishably better.
+    A configuration that failed when it was started again is out. Of those that nothing is distinguishably
+    better than, one that somebody already knows is taken, else the one with the fewest flags to give, and of
+    these the one that leaves the most memory.
     """
-    goal = study.profile.objective.optimize
-    feasible = [trial for trial in trials if trial.feasible and trial.objective is not None]
+    goal, searched = profile.objective.optimize, profile.search.keys()
+    feasible = _holding(list(trials))
     if not feasible:
         return None
     top = max(feasible, key=lambda trial: (_score(trial, goal), -trial.number))
-    level = [trial for trial in feasible if trial.source.startswith(KNOWN) and not _beats(top, trial, goal)]
-    return max(level, key=lambda trial: (_score(trial, goal), -trial.number), default=top)
+    level = [trial for trial in feasible if not _beats(top, trial, goal)]
+    return max(level, key=lambda trial: _simplicity(trial, searched, goal), default=top)
+
+
+def proof_of(trial: TrialRecord, trials: Iterable[TrialRecord]) -> TrialRecord | None:
+    """The last time that a trial's configuration was started again to see whether it holds."""
+    key = key_of(trial.flags)
+    proofs = [one for one in trials if one.proof is not None and key_of(one.flags) == key]
+    return proofs[-1] if proofs else None
 
 
 def gain(trial: TrialRecord, over: TrialRecord, goal: Goal) -> Gain | None:
@@ -64,9 +87,46 @@ def spread_of(trial: TrialRecord, goal: Goal) -> Spread | None:
     return Spread(trial.objective, min(rounds), max(rounds))
 
 
+def lost_already(rounds: Sequence[RoundFigures], best: TrialRecord | None, goal: Goal) -> bool:
+    """A trial's rounds so far are clearly worse than the same rounds of the best: more would tell nothing."""
+    if best is None or best.measured is None or not rounds:
+        return False
+    ours, theirs = _by_round(rounds, goal), _by_round(best.measured.per_round, goal)
+    shares = [_better_by(a, b, goal) for a, b in zip(ours, theirs, strict=False)]
+    return bool(shares) and max(shares) < -_LOST
+
+
+def _holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    failed = {key_of(one.flags) for one in trials if one.proves is not None and _fell(one)}
+    return [
+        trial
+        for trial in trials
+        if trial.feasible
+        and trial.objective is not None
+        and trial.proves is None
+        and key_of(trial.flags) not in failed
+    ]
+
+
+def _fell(proof: TrialRecord) -> bool:
+    return not proof.feasible and proof.outcome != "interrupted"
+
+
 def _beats(trial: TrialRecord, over: TrialRecord, goal: Goal) -> bool:
     found = gain(trial, over, goal)
-    return found is None or found.low > 0
+    if found is None:
+        return True
+    return found.median > _PLAIN or (found.low > 0 and found.median > NOISE)
+
+
+def _simplicity(
+    trial: TrialRecord, searched: Collection[str], goal: Goal
+) -> tuple[bool, int, int, float, int]:
+    given = sum(flag in searched for flag in trial.flags)
+    measured = trial.measured
+    used = measured.vram_used_mib if measured else None
+    room = -used if used is not None else 0
+    return trial.source.startswith(KNOWN), -given, room, _score(trial, goal), -trial.number
 
 
 def _score(trial: TrialRecord, goal: Goal) -> float:
@@ -78,18 +138,17 @@ def _score(trial: TrialRecord, goal: Goal) -> float:
 def _rounds(trial: TrialRecord, goal: Goal) -> list[float]:
     value = trial.objective
     assert value is not None  # noqa: S101
-    measured = trial.measured
-    return (_by_round(measured, goal) if measured else None) or [value]
+    return (_by_round(trial.measured.per_round, goal) if trial.measured else None) or [value]
 
 
-def _by_round(measured: Measurement, goal: Goal) -> list[float]:
+def _by_round(rounds: Sequence[RoundFigures], goal: Goal) -> list[float]:
     match goal:
         case "total_tokens_per_s":
-            return [one.total_tokens_per_s for one in measured.per_round]
+            return [one.total_tokens_per_s for one in rounds]
         case "user_tokens_per_s":
-            return [one.user_tokens_per_s for one in measured.per_round]
+            return [one.user_tokens_per_s for one in rounds]
         case "latency_s":
-            return [one.latency_s for one in measured.per_round]
+            return [one.latency_s for one in rounds]
         case "context_tokens":
             return []
 

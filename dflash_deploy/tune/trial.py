@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dflash_deploy.bench.measure import measure
-from dflash_deploy.bench.measurement import Measurement, NotMeasured
+from dflash_deploy.bench.measurement import Measurement, NotMeasured, RoundFigures
 from dflash_deploy.bench.prompts import mixed_prompts
 from dflash_deploy.diagnosis import diagnose
 from dflash_deploy.engine.boot import BootRecord
@@ -23,7 +23,16 @@ from dflash_deploy.server.ports import free_port
 from dflash_deploy.server.process import Server
 from dflash_deploy.tune.launching import Launcher
 from dflash_deploy.tune.limits import describe, figures, limits_of, objective_value, violations
-from dflash_deploy.tune.records import Candidate, Cause, Outcome, Predicted, TrialRecord, trial_folder
+from dflash_deploy.tune.proof import Promise, prove
+from dflash_deploy.tune.records import (
+    Candidate,
+    Cause,
+    Outcome,
+    Predicted,
+    Proof,
+    TrialRecord,
+    trial_folder,
+)
 
 _DEGRADING = frozenset({"draft-graph-lost", "draft-head-eager"})
 """What a server says it goes without although speed hangs on it."""
@@ -36,6 +45,10 @@ _SERVED = frozenset({"served", "infeasible"})
 
 _SLOWEST_TOKENS_PER_S = 0.5
 _ASK_S = 5.0
+
+
+Enough = Callable[[Sequence[RoundFigures]], bool]
+"""Whether more rounds would change nothing."""
 
 
 class Verdict(NamedTuple):
@@ -65,6 +78,8 @@ def run_trial(
     gauge: Gauge | None,
     predicted: Predicted | None,
     on_stage: Callable[[str], None],
+    enough: Enough | None = None,
+    promise: Promise | None = None,
 ) -> TrialRecord:
     """Try one configuration.
 
@@ -76,6 +91,8 @@ def run_trial(
         gauge: the card's memory, None for a simulated card (which tells by itself) or where there is none.
         predicted: the plan's figures, kept in the record.
         on_stage: told where it stands, in a few words.
+        enough: asked after each measured round whether the rest can be spared.
+        promise: what must hold besides; None does not ask so much of it.
 
     Raises:
         DeployError: what a person must fix before any trial can go on.
@@ -88,6 +105,8 @@ def run_trial(
         on_progress=lambda progress: on_stage(progress.detail),
     )
     boot: BootRecord
+    levels: tuple[Measurement, ...] = ()
+    proof: Proof | None = None
     with server:
         started = server.start()
         boot = started.boot
@@ -96,8 +115,14 @@ def run_trial(
         elif missing := degradation(boot, profile.workload.users):
             verdict = Verdict("degraded", missing)
         else:
-            measured = _measure(profile, launch, gauge, on_stage)
+            load = _Load(profile, launch, gauge, on_stage)
+            measured = load.measure(enough=enough)
             verdict = judge(profile, boot, measured, alive=server.alive, last_words=_last_words(server))
+            if verdict.outcome == "served" and promise is not None:
+                proof = load.prove(promise, boot)
+                verdict = _proven(verdict, proof, alive=server.alive, last_words=_last_words(server))
+            elif verdict.measured is not None and verdict.measured.rounds == profile.measure.rounds:
+                levels = load.levels(boot)
         on_stage("stopping")
         leftovers = server.stop().leftovers
     cause = None if verdict.outcome in _SERVED else cause_of(server.log_path)
@@ -118,6 +143,9 @@ def run_trial(
         started=candidate.started,
         why=candidate.why,
         cause=cause,
+        levels=levels,
+        proves=candidate.proves,
+        proof=proof,
         boot_s=started.boot_s,
         wall_s=time.monotonic() - begun,
     )
@@ -144,6 +172,7 @@ def not_launched(
         feasible=False,
         started=candidate.started,
         why=candidate.why,
+        proves=candidate.proves,
         wall_s=wall_s,
     )
 
@@ -206,38 +235,85 @@ def degradation(boot: BootRecord, users: int) -> str | None:
     return "; ".join(lost) or None
 
 
-def _measure(
-    profile: Profile, launch: Launch, gauge: Gauge | None, on_stage: Callable[[str], None]
-) -> Measurement | NotMeasured:
-    workload, wanted = profile.workload, profile.measure
-    read, total_mib = _simulated_gauge(launch) if launch.simulated else _real_gauge(gauge)
-    return measure(
-        launch.base_url,
-        users=workload.users,
-        prompts=mixed_prompts(workload.tasks, workload.users * max(wanted.rounds, wanted.warm_up)),
-        output_tokens=workload.output_tokens,
-        rounds=wanted.rounds,
-        warm_up=wanted.warm_up,
-        time_scale=launch.time_scale,
-        vram=read,
-        vram_total_mib=total_mib,
-        # Asking the simulator takes time from the streams that it is sending.
-        vram_every_s=3600.0 if launch.simulated else 0.25,
-        accept_length=lambda: _accept_length(launch),
-        timeout_s=60.0 + workload.output_tokens / _SLOWEST_TOKENS_PER_S,
-        model=profile.model.served_name or "default",
-        check_output=wanted.check_output,
-        # The server is fresh, so nothing is cached; and every trial is asked the very same questions.
-        salt="trial",
-        on_round=on_stage,
-    )
+def _proven(verdict: Verdict, proof: Proof, *, alive: bool, last_words: str) -> Verdict:
+    if proof.problem is None and alive:
+        return verdict
+    outcome: Outcome = "infeasible" if alive else "unstable"
+    return verdict._replace(outcome=outcome, reason=f"{proof.problem or 'died under load'}{last_words}")
 
 
-def _real_gauge(gauge: Gauge | None) -> tuple[Callable[[], int | None] | None, int | None]:
-    return (gauge.used_mib, gauge.total_mib) if gauge else (None, None)
+class _Load:
+    """What is put to one server that is up."""
+
+    def __init__(
+        self, profile: Profile, launch: Launch, gauge: Gauge | None, on_stage: Callable[[str], None]
+    ) -> None:
+        self._profile = profile
+        self._launch = launch
+        self._on_stage = on_stage
+        read = _simulated_gauge(launch) if launch.simulated else gauge
+        self._vram = read.used_mib if read else None
+        self._total_mib = read.total_mib if read else None
+
+    def measure(self, *, enough: Enough | None) -> Measurement | NotMeasured:
+        """The profile's users."""
+        wanted = self._profile.measure
+        return self._played(self._profile.workload.users, wanted.rounds, wanted.warm_up, enough)
+
+    def levels(self, boot: BootRecord) -> tuple[Measurement, ...]:
+        """Other numbers of users, one round each, as far as the server takes so many at once."""
+        most = boot.max_running_requests
+        found = []
+        for users in self._profile.measure.levels:
+            if users == self._profile.workload.users or (most is not None and users > most):
+                continue
+            self._on_stage(f"{users} at once")
+            measured = self._played(users, 1, 1, None)
+            if isinstance(measured, NotMeasured):
+                break
+            found.append(measured)
+        return tuple(found)
+
+    def prove(self, promise: Promise, boot: BootRecord) -> Proof:
+        """Whether it would hold."""
+        return prove(
+            self._launch,
+            self._profile,
+            promise,
+            kv_tokens=boot.kv_tokens,
+            vram=self._vram or (lambda: None),
+            total_mib=self._total_mib,
+            on_stage=self._on_stage,
+        )
+
+    def _played(
+        self, users: int, rounds: int, warm_up: int, enough: Enough | None
+    ) -> Measurement | NotMeasured:
+        workload, launch = self._profile.workload, self._launch
+        return measure(
+            launch.base_url,
+            users=users,
+            prompts=mixed_prompts(workload.tasks, users * max(rounds, warm_up)),
+            output_tokens=workload.output_tokens,
+            rounds=rounds,
+            warm_up=warm_up,
+            time_scale=launch.time_scale,
+            vram=self._vram,
+            vram_total_mib=self._total_mib,
+            # Asking the simulator takes time from the streams that it is sending.
+            vram_every_s=3600.0 if launch.simulated else 0.25,
+            accept_length=lambda: _accept_length(launch),
+            timeout_s=60.0 + workload.output_tokens / _SLOWEST_TOKENS_PER_S,
+            model=self._profile.model.served_name or "default",
+            check_output=self._profile.measure.check_output,
+            # The server is fresh, so nothing is cached; and every trial is asked the very same questions.
+            salt="trial",
+            on_round=self._on_stage,
+            enough=enough,
+        )
 
 
-def _simulated_gauge(launch: Launch) -> tuple[Callable[[], int | None], int | None]:
+def _simulated_gauge(launch: Launch) -> Gauge:
     def used_mib() -> int | None:
         info = server_info(launch.base_url, timeout_s=_ASK_S)
         used = info.simulator.vram_used_mib if info and info.simulator else None
@@ -245,7 +321,7 @@ def _simulated_gauge(launch: Launch) -> tuple[Callable[[], int | None], int | No
 
     info = server_info(launch.base_url, timeout_s=_ASK_S)
     total = info.simulator.vram_total_mib if info and info.simulator else None
-    return used_mib, None if total is None else round(total)
+    return Gauge(used_mib, None if total is None else round(total))
 
 
 def _accept_length(launch: Launch) -> float | None:
