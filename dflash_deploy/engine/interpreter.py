@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pwd
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -36,20 +39,24 @@ def ask(
     timeout_s: float,
     errors: Literal["kept", "shown", "dropped"] = "dropped",
     folder: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Answer:
     """Run a program to its end, or to the end of its time; nothing of its process group is left.
 
-    No bytecode is written by an interpreter that is asked.
+    No bytecode is written by an interpreter that is asked. Where root runs another user's program, that is
+    told on standard error: whoever owns it could do as root what root does with it.
 
     Args:
         command: program and arguments.
         timeout_s: after which it is ended.
         errors: what becomes of its standard error.
         folder: that it runs in.
+        env: environment variables beside those of this process.
 
     Raises:
         OSError: it cannot be started.
     """
+    _warn_of_owner(str(command[0]))
     process = subprocess.Popen(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
@@ -57,7 +64,7 @@ def ask(
         stderr={"kept": subprocess.PIPE, "shown": None, "dropped": subprocess.DEVNULL}[errors],
         cwd=folder,
         start_new_session=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, **(env or {}), "PYTHONDONTWRITEBYTECODE": "1"},
     )
     kept: dict[int, bytearray] = {}
     with process, selectors.DefaultSelector() as selector:
@@ -72,6 +79,37 @@ def ask(
         status = process.wait()
         output, *rest = (bytes(tail[-_KEPT_BYTES:]) for tail in kept.values())
     return Answer(status if ended else None, output, rest[0] if rest else b"")
+
+
+def owner_besides_root(program: Path) -> str | None:
+    """The first user but root who owns a program that root would run, or the folder it lies in.
+
+    None for any other user than root, and for a program that cannot be looked at.
+    """
+    if os.geteuid() != 0:
+        return None
+    for place in (program, program.parent, program.resolve(), program.resolve().parent):
+        try:
+            owner = place.stat().st_uid
+        except OSError:
+            continue
+        if owner != 0:
+            try:
+                return pwd.getpwuid(owner).pw_name
+            except KeyError:
+                return f"user {owner}"
+    return None
+
+
+@cache
+def _warn_of_owner(program: str) -> None:
+    owner = owner_besides_root(Path(program))
+    if owner is not None:
+        logging.getLogger(__name__).warning(
+            "note: %s belongs to %s and is run as root, so that %s could act as root: run this as %s "
+            "(sudo -u %s …), or use an environment of root's own",
+            *(program, owner, owner, owner, owner),
+        )
 
 
 def _read(

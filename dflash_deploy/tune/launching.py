@@ -92,7 +92,7 @@ def real_launcher(profile: Profile, python: Path | None, *, host: str, port: int
             "(or try without a GPU: dflash-deploy tune --simulate rtx-5090)",
             exit_code=ExitCode.MISSING,
         )
-    installation = inspect(interpreter)
+    installation = inspect(interpreter, env=profile.env)
     for flag in ("model-path", "speculative-draft-model-path"):
         path = model_flags(profile, simulated=False).get(flag)
         if isinstance(path, str) and path.startswith(("/", "./", "../", "~")):

@@ -106,6 +106,23 @@ def test_the_answer_is_kept_until_another_version_comes(environment: Environment
     assert environment.asked == 2
 
 
+def test_modules_that_only_the_servers_own_variables_lead_to(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Asked without them, the parser could not be imported, and the shipped table would take its place."""
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    (stubs / "kernels_of_a_card.py").touch()
+    needs = "import os, sys\nsys.path.append(os.environ.get('MORE', ''))\nimport kernels_of_a_card\n"
+    environment.install(needs + textwrap.dedent(SERVER_ARGS))
+    assert inspect(environment.python).flag_table.note is not None
+    for _ in range(2):
+        found = inspect(environment.python, env={"MORE": str(stubs)})
+        assert found.flag_table.note is None
+        assert found.flag_table.find("brand-new-switch") is not None
+    assert environment.asked == 2
+
+
 def test_a_spoilt_answer_is_asked_for_again(environment: Environment) -> None:
     environment.install()
     inspect(environment.python)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_deploy.engine.interpreter import ask
+from dflash_deploy.engine.interpreter import ask, owner_besides_root
 from dflash_deploy.errors import DeployError
 from dflash_deploy.serving_env.describe import describe
 
@@ -23,6 +23,23 @@ def test_an_answer_has_both_outputs_and_the_status(tmp_path: Path) -> None:
     answer = python(code, errors="kept", folder=tmp_path)
     assert (answer.status, answer.output, answer.errors) == (3, f"{tmp_path}\n".encode(), b"why")
     assert python(code).errors == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is warned")
+def test_root_is_told_whose_program_it_runs(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+    assert owner_besides_root(program) is None
+    os.chown(program, 4242, 4242)
+    assert owner_besides_root(program) == "user 4242"
+    code = (
+        "from dflash_deploy.engine.interpreter import ask\n"
+        f"for _ in range(2): print(ask(['{program}', '-c', 'print(7)'], timeout_s=60).output)"
+    )
+    done = python(code, errors="kept")
+    assert done.output == b"b'7\\n'\nb'7\\n'\n"
+    assert done.errors.count(b"belongs to user 4242 and is run as root") == 1
 
 
 def test_of_a_flood_the_end_is_kept() -> None:

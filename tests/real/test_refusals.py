@@ -17,7 +17,7 @@ from dflash_deploy.server.outcome import NotServed
 from dflash_deploy.server.process import Server
 
 from .conftest import HOST, RealSglang
-from .environment import SGLANG_VERSION, STUBS
+from .environment import SGLANG_VERSION
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -57,9 +57,7 @@ def test_a_wrong_flag_is_found_before_anything_is_launched(sglang, setting, word
     check_refused(tune(sglang, "--set", setting), ExitCode.INVALID_INPUT, *words)
 
 
-def test_a_flag_that_the_installed_parser_no_longer_has_is_found_before_a_launch(sglang, monkeypatch):
-    # It is asked in the tool's own environment.
-    monkeypatch.setenv("PYTHONPATH", str(STUBS))
+def test_a_flag_that_the_installed_parser_no_longer_has_is_found_before_a_launch(sglang):
     right_for_0_5_19 = ("--set", "engine.version=0.5.19", "--set", "flags.cuda-graph-tc-compiler=eager")
     result = tune(sglang, *right_for_0_5_19)
     check_refused(result, ExitCode.INVALID_INPUT, "cuda-graph-tc-compiler", SGLANG_VERSION)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -84,8 +85,18 @@ class Installation:
     flag_table: FlagTable
 
 
-def inspect(python: Path, *, timeout_s: float = 180.0) -> Installation:
+_NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
+
+
+def inspect(
+    python: Path, *, env: Mapping[str, str] = _NO_ENVIRONMENT, timeout_s: float = 180.0
+) -> Installation:
     """Ask the SGLang of ``python``; remembered until another one is installed there.
+
+    Args:
+        python: that has it.
+        env: environment variables that the server will have besides: modules may be found by them alone.
+        timeout_s: longest wait for its answer.
 
     Raises:
         DeployError: there is no such interpreter, it has no SGLang, or it does not answer.
@@ -96,10 +107,10 @@ def inspect(python: Path, *, timeout_s: float = 180.0) -> Installation:
             fix="give --python the interpreter of SGLang's environment, or set engine.python",
             exit_code=ExitCode.MISSING,
         )
-    remembered = _remembered_at(python)
+    remembered = _remembered_at(python, env)
     report = _recall(remembered) if remembered is not None else None
     if report is None:
-        answer = _ask(python, timeout_s)
+        answer = _ask(python, env, timeout_s)
         report = _read(answer)
         if report is None:
             raise DeployError(
@@ -178,8 +189,8 @@ def _instead(text: str | None) -> str:
     return " ".join(f"{head}{one}{tail}" for one in inner.split(","))
 
 
-def _remembered_at(python: Path) -> Path | None:
-    """Where the answer is kept: by interpreter, and by the name and time of SGLang's metadata folder."""
+def _remembered_at(python: Path, env: Mapping[str, str]) -> Path | None:
+    """Where the answer is kept: by interpreter, variables, and name and time of SGLang's metadata folder."""
     found = sorted(python.absolute().parent.parent.glob("lib/python3*/site-packages/sglang-*.dist-info"))
     if len(found) != 1:
         return None
@@ -193,6 +204,7 @@ def _remembered_at(python: Path) -> Path | None:
                 str(stamp),
                 str(_SCRIPT.stat().st_mtime_ns),
                 os.environ.get("PYTHONPATH", ""),
+                *(f"{name}={value}" for name, value in sorted(env.items())),
             )
         )
         return (
@@ -221,9 +233,9 @@ def _read(output: bytes) -> _Report | None:
     return None
 
 
-def _ask(python: Path, timeout_s: float) -> bytes:
+def _ask(python: Path, env: Mapping[str, str], timeout_s: float) -> bytes:
     try:
-        answer = ask([python, _SCRIPT], timeout_s=timeout_s)
+        answer = ask([python, _SCRIPT], timeout_s=timeout_s, env=env)
     except OSError as error:
         raise DeployError(
             f"{python} cannot be started: {error}",
