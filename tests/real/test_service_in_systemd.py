@@ -38,8 +38,11 @@ def box(tmp_path: Path) -> Path:
     return folder
 
 
-def study(folder: Path, *overrides: str, vram_used_mib: int = 31_000, **flags: object) -> None:
-    env = ("env.DFLASH_SIM_CARD=rtx-5090", 'env.DFLASH_SIM_TIME_SCALE="40"')
+def study(
+    folder: Path, *overrides: str, vram_used_mib: int = 31_000, time_scale: int = 20, **flags: object
+) -> None:
+    """A tuned configuration. Where health is checked, its clock must not run so fast that it answers late."""
+    env = ("env.DFLASH_SIM_CARD=rtx-5090", f'env.DFLASH_SIM_TIME_SCALE="{time_scale}"')
     measured = replace(measurement(100.0), vram_used_mib=vram_used_mib)
     chosen = {
         "model-path": "qwen3.8-27b-nvfp4",
@@ -58,7 +61,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def test_installed_replaced_taken_back_booted_again_and_taken_away(box: Path):
-    study(box / "two")
+    study(box / "one", time_scale=100)
+    study(box / "two", time_scale=100)
     for place in ("etc+systemd+system", "var+lib+dflash-deploy"):
         (box / "kept" / place).mkdir(parents=True)
     boot(
@@ -120,10 +124,10 @@ def test_installed_replaced_taken_back_booted_again_and_taken_away(box: Path):
 def test_a_generation_that_does_not_serve_gives_way_and_a_command_that_is_killed_is_mended(box: Path):
     (box / "hook").write_text("#!/bin/sh\ncat >> /box/told; echo >> /box/told\n")
     (box / "hook").chmod(0o755)
-    study(box / "one", 'service.notify={command: ["/box/hook"]}')
-    study(box / "dies", "env.DFLASH_SIM_FAULT=die:load")
-    study(box / "babbles", "env.DFLASH_SIM_FAULT=repeat")
-    study(box / "grew", vram_used_mib=20_000)
+    study(box / "one", 'service.notify={command: ["/box/hook"]}', time_scale=100)
+    study(box / "dies", "env.DFLASH_SIM_FAULT=die:load", time_scale=100)
+    study(box / "babbles", "env.DFLASH_SIM_FAULT=repeat", time_scale=100)
+    study(box / "grew", vram_used_mib=20_000, time_scale=100)
     study(box / "hangs", "env.DFLASH_SIM_FAULT=hang:load")
     boot(
         box,
@@ -260,12 +264,24 @@ def test_a_persons_own_service(box: Path):
         systemctl --user start $timer.service
         journalctl --user-unit $timer -o cat > /box/checked
         ls ~/.config/dflash-sglang-health/box.json >/dev/null || exit 13
+        # Dead behind its HTTP server.
+        units=~/.config/systemd/user.control
+        echo DFLASH_SIM_FAULT=dead-scheduler > /box/env-30000
+        unready $units --user; systemctl --user restart $unit || exit 15
+        until_ 30 served || exit 18
+        dead=$(systemctl --user show -p MainPID --value $unit)
+        rm /box/env-30000; rm -r $units/$unit.service.d; systemctl --user daemon-reload
+        hasten $units --user
+        until_ 60 sh -c "journalctl --user-unit $timer -o cat | grep -q 'restarting $unit'" || exit 16
+        until_ 60 served; served >> /box/served
+        [ "$(systemctl --user show -p MainPID --value $unit)" != $dead ] || exit 17
+        rm -r $units
         tool service uninstall --user box || exit 12
         find ~/.config ~/.local/share -name '*dflash*' -type f | grep . && exit 14
         exit 0
         """,
     )
-    assert _lines(box / "served") == ["one"]
+    assert _lines(box / "served") == ["one", "one"]
     assert "box: generation 1 of 1, active" in (box / "list").read_text()
     assert _lines(box / "timer") == ["active"]
     assert "DFLASH OK" in (box / "checked").read_text()

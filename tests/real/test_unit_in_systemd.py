@@ -57,13 +57,13 @@ with open("/box/seen", "a") as file:
 
 
 @settings(
-    max_examples=8,
+    max_examples=4,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 @given(
-    commands=st.lists(st.lists(_WORD, max_size=6), min_size=60, max_size=60),
+    commands=st.lists(st.lists(_WORD, max_size=6), min_size=248, max_size=248),
     env=st.dictionaries(_NAME, _WORD, min_size=10, max_size=10),
 )
 def test_arguments_and_variables_arrive_byte_for_byte(tmp_path_factory, commands, env):
