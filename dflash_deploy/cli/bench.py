@@ -139,7 +139,7 @@ def run(
     from dflash_deploy.bench.standalone import Changes, bench, bench_both, changed
     from dflash_deploy.bench.workloads import files
     from dflash_deploy.compare.here import look_here, machine_here
-    from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text
+    from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text, shown
 
     if against and rate:
         raise typer.BadParameter("an open loop measures one server", param_hint="--rate")
@@ -155,7 +155,7 @@ def run(
 
     def tell(text: str) -> None:
         if not quiet:
-            typer.echo(text, err=True)
+            typer.echo(shown(text), err=True)
 
     key = read_api_key(api_key_file)
     endpoint = discover(url, model=model, api_key=key)
@@ -190,12 +190,12 @@ def run(
         result = redacted(result)
     if out is not None:
         write_result(out, result)
-    shown = Format.JSON if json else form
+    chosen_form = Format.JSON if json else form
     render = {Format.TEXT: as_text, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
-    text = as_json(result, found) if shown is Format.JSON else render[shown](result)
+    text = as_json(result, found) if chosen_form is Format.JSON else render[chosen_form](result)
     typer.echo(text.rstrip("\n"))
     if found is not None:
-        typer.echo(found.sentence("A", "B"), err=shown is not Format.TEXT)
+        typer.echo(found.sentence("A", "B"), err=chosen_form is not Format.TEXT)
     if any(one.outcome != "served" for one in result.runs):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -216,10 +216,11 @@ def compare(
     """
     from dflash_deploy.bench.results import read_result
     from dflash_deploy.compare.files import as_json, as_text, put_beside
+    from dflash_deploy.compare.tables import shown
 
     beside = put_beside(read_result(a), read_result(b), anyway=anyway)
     for warning in beside.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(f"warning: {shown(warning)}", err=True)
     typer.echo(as_json(beside) if json else as_text(beside))
 
 

@@ -127,7 +127,7 @@ def compare(
     from dflash_deploy.compare.methods import read_drafts, read_methods
     from dflash_deploy.compare.records import find, locked, read_comparison
     from dflash_deploy.compare.running import Wanted, begin, result_of, rig_again, run_all
-    from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text
+    from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text, shown
     from dflash_deploy.server.orphans import end_orphans
     from dflash_deploy.tune.launching import Simulated
     from dflash_deploy.tune.opening import Place, default_profile
@@ -164,7 +164,7 @@ def compare(
         typer.echo(f"comparison {record.name} in {folder}", err=True)
         try:
             with locked(folder):
-                run_all(folder, record, rig, lambda text: typer.echo(text, err=True))
+                run_all(folder, record, rig, lambda text: typer.echo(shown(text), err=True))
         except KeyboardInterrupt:
             interrupted = True
         result = result_of(folder, record)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dflash_deploy.bench.results import ResultFile, Run
 from dflash_deploy.bench.statistics import Comparison, compare
 from dflash_deploy.compare.summary import speed_of, speeds_of
+from dflash_deploy.compare.tables import shown
 from dflash_deploy.errors import DeployError, ExitCode
 
 
@@ -82,7 +83,9 @@ def as_text(beside: Beside) -> str:
     for pair in beside.pairs:
         unit, _ = speed_of(pair.users)
         at_once = "one user" if pair.users == 1 else f"{pair.users} at once" if pair.users else "open loop"
-        lines.append(f"{pair.name}, {at_once}, {unit}: {pair.speed.sentence('the first', 'the second')}")
+        lines.append(
+            f"{shown(pair.name)}, {at_once}, {unit}: {pair.speed.sentence('the first', 'the second')}"
+        )
         if pair.same_text is not None:
             lines.append(f"  {pair.same_text} of {pair.compared_text} texts are the same to the last byte")
     return "\n".join(lines)

@@ -20,8 +20,10 @@ from dflash_deploy.bench.statistics import (
     warm_up_rounds,
 )
 from dflash_deploy.compare.summary import ENOUGH_LAUNCHES, PLAIN, Row, minutes_of, speed_of, summarize
+from dflash_deploy.machine.text import printable
 
 _LEAST_THROTTLED = 0.05
+_LONGEST_LINE = 2000
 
 
 @dataclass(frozen=True)
@@ -341,21 +343,23 @@ def _finite(value: object) -> object:
 def _plain(value: object) -> object:
     if _finite(value) is None:
         return ""
+    if not isinstance(value, str):
+        return value
     # A spreadsheet would take such a cell for a formula.
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value
+    return f"'{shown(value)}" if value[:1] in "=+-@" else shown(value)
 
 
 def _text(table: Table) -> str:
-    cells = [table.columns, *table.rows]
+    cells = [table.columns, *(tuple(shown(cell) for cell in row) for row in table.rows)]
     widths = [max(_width(row[at]) for row in cells) for at in range(len(table.columns))]
-    lines = [table.title]
+    lines = [shown(table.title)]
     for row in cells:
         padded = [
             cell + " " * (width - _width(cell)) if at == 0 else " " * (width - _width(cell)) + cell
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(padded).rstrip())
-    return "\n".join([*lines, *table.notes])
+    return "\n".join([*lines, *map(shown, table.notes)])
 
 
 def _markdown(table: Table) -> str:
@@ -371,8 +375,13 @@ def _markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
+def shown(text: str) -> str:
+    """One line without what a terminal obeys: servers and files of strangers have their say in it."""
+    return printable(" ".join(text.split()), longest=_LONGEST_LINE)
+
+
 def _escaped(text: str) -> str:
-    line = " ".join(text.split())
+    line = shown(text)
     for char in "\\|<>*_`[]":
         line = line.replace(char, f"\\{char}")
     return line

@@ -95,6 +95,13 @@ def test_markdown_is_a_table_that_no_name_breaks():
     assert "a\\|b\\<script\\>" in text
 
 
+def test_no_servers_words_reach_the_terminal():
+    run = run_of("x\x1b[2J", [60.0], model="m\x1b]0;gone\x07", notes=["a\nb\x9b31m"], flags=None, url="u")
+    for result in (result_of(run), result_of(run.model_copy(update={"flags": {}}))):
+        for text in (as_text(result), as_markdown(result), as_csv(result)):
+            assert not set(text) & set("\x1b\x07\x9b")
+
+
 def test_json_holds_the_result_file():
     found = json.loads(as_json(result_of(PLAIN, DFLASH)))
     assert [row["method"] for row in found["summary"]] == ["none", "dflash"]
