@@ -7,16 +7,17 @@ Standard library, torch and sglang only. Argument: path of the module that is to
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-MARK = "DFLASH-DEPLOY-CHECK "
+    from dflash_deploy.inside.patch_check import run
+else:
+    # Beside this script, for the interpreter that runs it.
+    from patch_check import run
+
 _MODULE = "sglang.srt.models.dflash"
 # Tokens, padding rows, hidden size, draft positions and candidates of the small head.
 _TOKENS, _PADDING, _HIDDEN, _POSITIONS, _TAKEN = 500, 12, 64, 6, 16
@@ -126,32 +127,13 @@ def _views_given_to_top_k(module: ModuleType) -> list[object]:
     return views
 
 
-def check(path: str) -> tuple[str, str]:
-    """``passed``, ``failed`` or ``not-run``, and why."""
-    try:
-        compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    except (OSError, SyntaxError, ValueError) as error:
-        return "failed", f"{path} does not compile here: {error}"
-    try:
-        module = __import__(_MODULE, fromlist=["DFlash2DraftModel"])
-    except Exception as error:  # noqa: BLE001 - a machine without a GPU cannot import all of SGLang
-        return "not-run", f"{_MODULE} cannot be imported here: {type(error).__name__}: {error}"[:500]
-    if not Path(module.__file__ or "").samefile(path):
-        return "not-run", f"this interpreter imports another file: {module.__file__}"
-    try:
-        problem = _problem(module)
-    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is the finding
-        return "failed", f"{type(error).__name__}: {error}"[:500]
+def look(module: ModuleType) -> tuple[str, str]:
+    """``passed`` or ``failed``, and why."""
+    problem = _problem(module)
     if problem is not None:
         return "failed", problem
     return "passed", "a packed head gives the candidates of the same head unpacked, and no padding"
 
 
-def main() -> None:
-    """Print the finding."""
-    outcome, message = check(sys.argv[1])
-    sys.stdout.write(f"\n{MARK}{json.dumps({'outcome': outcome, 'message': message})}\n")
-
-
 if __name__ == "__main__":
-    main()
+    run(_MODULE, "DFlash2DraftModel", look)

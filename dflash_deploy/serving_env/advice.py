@@ -7,10 +7,9 @@ consumer Blackwell. What is wrong with flags is told by ``engine.sglang.advice``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from dflash_deploy.engine.sglang.advice_case import Weight
+from dflash_deploy.engine.sglang.advice_case import Row, Weight
 from dflash_deploy.engine.sglang.versions import nearest, order
 from dflash_deploy.serving_env.describe import Description, Module
 
@@ -88,24 +87,16 @@ class Advice:
     weight: Weight
 
 
-Words = str | Callable[[Case], str]
-
-
 @dataclass(frozen=True)
-class Entry:
-    """One row of the table: when it holds, and what is said then."""
+class Entry(Row[Case]):
+    """One row of this table: what helps, and where it is known from."""
 
-    id: str
-    weight: Weight
-    when: Callable[[Case], bool]
-    text: Words
     fix: str | None
     evidence: str
 
     def advice(self, case: Case) -> Advice:
         """What it says of a case."""
-        text = self.text if isinstance(self.text, str) else self.text(case)
-        return Advice(self.id, text, self.fix, self.evidence, self.weight)
+        return Advice(self.id, self.words(case), self.fix, self.evidence, self.weight)
 
 
 def advise(case: Case) -> tuple[Advice, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import Generic, TypeVar
 
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.launch import Flags, FlagValue
@@ -32,6 +33,23 @@ class Weight(IntEnum):
     """The flag does nothing here."""
     NOTE = 6
     """Worth knowing."""
+
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Row(Generic[C]):
+    """One row of a table of advice: when it holds of a case, and what is said then."""
+
+    id: str
+    weight: Weight
+    when: Callable[[C], bool]
+    text: str | Callable[[C], str]
+
+    def words(self, case: C) -> str:
+        """What is said of a case."""
+        return self.text if isinstance(self.text, str) else self.text(case)
 
 
 @dataclass(frozen=True)

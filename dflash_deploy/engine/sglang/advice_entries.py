@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.launch import FlagValue
-from dflash_deploy.engine.sglang.advice_case import Advice, Case, Weight
+from dflash_deploy.engine.sglang.advice_case import Advice, Case, Row, Weight
 
 _SIZE = re.compile(r"\d+(?:\.\d+)?[kMGT]")
 _SIZE_FLAGS = frozenset({"max-total-tokens", "context-length", "max-prefill-tokens"})
@@ -23,13 +23,9 @@ Change = Mapping[str, FlagValue | None] | Callable[[Case], Mapping[str, FlagValu
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One row of the table: when it holds, and what is said then."""
+class Entry(Row[Case]):
+    """One row of this table: what it costs, where it is known from, and the flags that help."""
 
-    id: str
-    weight: Weight
-    when: Callable[[Case], bool]
-    text: Words
     cost: Words
     evidence: str
     flags: Change = field(default_factory=dict)
@@ -39,7 +35,7 @@ class Entry:
         """What it says of a configuration."""
         return Advice(
             id=self.id,
-            text=self.text if isinstance(self.text, str) else self.text(case),
+            text=self.words(case),
             flags=self.flags(case) if callable(self.flags) else self.flags,
             cost=self.cost if isinstance(self.cost, str) else self.cost(case),
             evidence=self.evidence,
