@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash_deploy.errors import DeployError, ExitCode
+
+if TYPE_CHECKING:
+    from dflash_deploy.deploy.lend import Unit
 
 _SIMULATED_SPEED = 100.0
 _BEAT_S = 10.0
@@ -106,6 +109,14 @@ def tune(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the trials' servers; else a free one each.")
     ] = None,
+    stop_service: Annotated[
+        bool,
+        typer.Option(
+            "--stop-service",
+            help="A service that runs on this card may be stopped for the study. It is started again in any "
+            "case, at the latest by the next run of tune.",
+        ),
+    ] = False,
     json: Annotated[
         bool,
         typer.Option(
@@ -118,9 +129,12 @@ def tune(
     """Find the best configuration of a profile by launching and measuring servers.
 
     Settings that the profile knows are tried first. A start that fails, a broken limit and wrong answers are
-    results too; every trial is kept with its log. Ctrl-C keeps what has ended; --resume goes on from there.
+    results too; every trial is kept with its log. Ctrl-C ends the study after the running trial, twice at
+    once; --resume goes on from there.
     A long study may be left alone: --detach, then --attach to look at it and --stop to end it.
     """
+    from dflash_deploy.deploy.lend import give_back_lost, lent
+    from dflash_deploy.deploy.systemctl import Systemd
     from dflash_deploy.server.orphans import end_orphans
     from dflash_deploy.tune.detached import LOG, how_to_look, leave_terminal
     from dflash_deploy.tune.meeting import meet, read_meeting
@@ -155,8 +169,8 @@ def tune(
         resume = (studies_dir() / name / "study.json").is_file()
     place = Place(python, host, port, gpu)
     progress = sys.stderr if json else sys.stdout
-    with stop_once():
-        for sentence in end_orphans():
+    with stop_once() as asked:
+        for sentence in (*end_orphans(), *give_back_lost(Systemd)):
             typer.echo(sentence, err=True)
         opened = (
             open_again(name or wanted, place)
@@ -181,9 +195,16 @@ def tune(
             screen.note(f"study {study.name} in {folder}")
             effort = Effort(trials, minutes, least_gain / 100, target)
             try:
-                records, ending = run_study(
-                    folder, study, opened.rig, effort, screen, meeting=meeting or read_meeting(folder)
-                )
+                with lent(_holders(opened.rig.index, may_stop=stop_service), Systemd, screen.note):
+                    records, ending = run_study(
+                        folder,
+                        study,
+                        opened.rig,
+                        effort,
+                        screen,
+                        meeting=meeting or read_meeting(folder),
+                        asked=asked,
+                    )
             except DeployError:
                 if meeting is not None:  # the other workers did not take it: the folder is for nothing
                     discard_untried(folder)
@@ -197,6 +218,18 @@ def tune(
         raise typer.Exit(ExitCode.INTERRUPTED)
     if summary.best is None:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _holders(gpu: int | None, *, may_stop: bool) -> tuple[Unit, ...]:
+    """The services on a card, which may be stopped."""
+    from dflash_deploy.deploy.lend import require_consent, units_of
+    from dflash_deploy.machine.gpu import gpu_processes
+
+    if gpu is None:
+        return ()
+    units = units_of([process.pid for process in gpu_processes(gpu) or ()])
+    require_consent(units, given=may_stop)
+    return units
 
 
 def _look_or_stop(name: str | None, *, stop: bool) -> None:

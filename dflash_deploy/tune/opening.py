@@ -183,7 +183,7 @@ def real_rig(profile: Profile, place: Place) -> Rig:
         return Rig(launcher, None, None)
     index = gpu.index
     gauge = Gauge(lambda: vram_used_mib(index), gpu.memory_total_mib)
-    return Rig(launcher, gpu.memory_total_mib, gauge)
+    return Rig(launcher, gpu.memory_total_mib, gauge, card=gpu.uuid or f"GPU {index}", index=index)
 
 
 def _choice(gpu: int | None) -> dict[str, str]:

@@ -1,12 +1,13 @@
-"""Ctrl-C and SIGTERM, once: what runs is stopped in order, and impatience cannot cut that short."""
+"""Ctrl-C and SIGTERM: what runs is stopped in order, and impatience cannot cut that short."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -15,16 +16,44 @@ _DEAF_S = 60.0
 may have dropped the first one's exception, in a destructor for instance."""
 
 
+@dataclass
+class Asked:
+    """Whether somebody has asked to stop.
+
+    Attributes:
+        politely: by one Ctrl-C, in a part that was to be finished first.
+        finishing: such a part runs; ``on_asked`` is told when Ctrl-C comes meanwhile.
+    """
+
+    politely: bool = False
+    finishing: bool = False
+    on_asked: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def finished_first(self, on_asked: Callable[[], None]) -> Iterator[None]:
+        """Within, the first Ctrl-C only asks: the second one stops at once, as any other signal does."""
+        self.finishing, self.on_asked = True, on_asked
+        try:
+            yield
+        finally:
+            self.finishing = False
+
+
 @contextmanager
-def stop_once() -> Iterator[None]:
+def stop_once() -> Iterator[Asked]:
     """Within, one of these signals raises KeyboardInterrupt, and those that follow it closely do nothing.
 
     A hangup that is ignored already (``nohup``) stays so.
     """
+    asked = Asked()
     last = -math.inf
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
         nonlocal last
+        if number == signal.SIGINT and asked.finishing and not asked.politely:
+            asked.politely = True
+            asked.on_asked()
+            return
         now = time.monotonic()
         if now - last > _DEAF_S:
             last = now
@@ -34,7 +63,7 @@ def stop_once() -> Iterator[None]:
     numbers = _STOPPING if hangup_matters else _STOPPING[:2]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

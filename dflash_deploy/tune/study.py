@@ -38,6 +38,7 @@ from dflash_deploy.tune.records import (
 from dflash_deploy.tune.screen import Screen
 from dflash_deploy.tune.search import WORTH, Proposal, Search, Stop
 from dflash_deploy.tune.select import KNOWN, best_trial, lost_already
+from dflash_deploy.tune.signals import Asked
 from dflash_deploy.tune.space import Settings, Space, key_of, space_of, tidy
 from dflash_deploy.tune.trial import Enough, Gauge, not_launched, run_trial
 
@@ -73,11 +74,15 @@ class Rig:
         launcher: how a server is launched.
         memory_mib: the card's memory, None where there is no card or it does not tell.
         gauge: how its use is read meanwhile; None for a simulated card, which tells by itself.
+        card: what tells the card from all others of the machine, None for a simulated one or none.
+        index: of the card, as its driver counts.
     """
 
     launcher: Launcher
     memory_mib: int | None
     gauge: Gauge | None
+    card: str | None = None
+    index: int | None = None
 
 
 def studies_dir() -> Path:
@@ -206,23 +211,25 @@ def run_study(
     screen: Screen,
     *,
     meeting: Meeting | None = None,
+    asked: Asked | None = None,
 ) -> tuple[list[TrialRecord], Ending]:
     """Try configurations until the effort is spent; what a former run left unfinished comes first.
 
-    Every trial is on disk before the next begins. Ctrl-C stops the running one, whose record then says
-    "interrupted"; it is tried again when the study is resumed. Where there is a ``meeting``, other workers
-    try configurations of the same study, and the effort is that of all of them.
+    Every trial is on disk before the next begins. The first Ctrl-C lets the running one end (``asked``), the
+    second stops it: its record then says "interrupted", and it is tried again when the study is resumed.
+    Where there is a ``meeting``, other workers try configurations of the same study, and the effort is that
+    of all of them.
 
     Raises:
-        DeployError: the study is locked, its folder cannot be written, no server can be started at all, or
-            the other workers cannot be reached.
+        DeployError: the study or the card is locked, its folder cannot be written, no server can be started
+            at all, or the other workers cannot be reached.
     """
-    with locked(folder), writing(folder), Journal(folder, screen) as journal:
+    with locked(folder), alone_on(rig.card), writing(folder), Journal(folder, screen) as journal:
         for candidate in cut_short(folder):
             record = not_launched(candidate, "interrupted", "the tuner was ended while it ran")
             write_record(trial_folder(folder, candidate.number) / "trial.json", record)
         with _peers(folder, study, meeting) as peers:
-            run = _Run(folder, study, rig, effort, screen=journal, peers=peers)
+            run = _Run(folder, study, rig, effort, screen=journal, peers=peers, asked=asked or Asked())
             ending = run.until_spent()
         journal.over(ending)
         return run.records, ending
@@ -239,7 +246,15 @@ class _Run:
     """The trials of one run of the tuner."""
 
     def __init__(
-        self, folder: Path, study: StudyRecord, rig: Rig, effort: Effort, *, screen: Journal, peers: Peers
+        self,
+        folder: Path,
+        study: StudyRecord,
+        rig: Rig,
+        effort: Effort,
+        *,
+        screen: Journal,
+        peers: Peers,
+        asked: Asked,
     ) -> None:
         # Optuna takes most of a second to load, which an error before this need not wait for.
         from dflash_deploy.tune.ledger import Ledger  # noqa: PLC0415
@@ -251,6 +266,7 @@ class _Run:
         self._rig = rig
         self._screen = screen
         self._peers = peers
+        self._asked = asked
         self._refused: dict[str, Settings] = {}
         self._model = model_flags(study.profile, simulated=study.simulated)
         space = space_of(study.profile)
@@ -264,6 +280,8 @@ class _Run:
         target = self._effort.target
         try:
             while self._is_room():
+                if self._asked.politely:
+                    return "interrupted"
                 if self._is_late():
                     return "minutes"
                 if target is not None and self._reached(target):
@@ -419,18 +437,20 @@ class _Run:
         predicted = self._search.forecaster.forecast(candidate.flags).predicted
         entry = self._ledger.begin(proposal.settings)
         begun = time.monotonic()
+        full = candidate.proves is not None or candidate.source.startswith(KNOWN)
         try:
-            record = run_trial(
-                candidate,
-                folder=self._folder,
-                profile=self._profile,
-                launcher=self._rig.launcher,
-                gauge=self._rig.gauge,
-                predicted=predicted,
-                on_stage=self._screen.stage,
-                enough=None if candidate.proves or candidate.source.startswith(KNOWN) else self._enough(),
-                promise=self._promise(candidate),
-            )
+            with self._asked.finished_first(self._say_asked):
+                record = run_trial(
+                    candidate,
+                    folder=self._folder,
+                    profile=self._profile,
+                    launcher=self._rig.launcher,
+                    gauge=self._rig.gauge,
+                    predicted=predicted,
+                    on_stage=self._screen.stage,
+                    enough=None if full else self._enough(),
+                    promise=self._promise(candidate),
+                )
         except KeyboardInterrupt:
             wall_s = time.monotonic() - begun
             cut = not_launched(candidate, "interrupted", "stopped by hand", predicted, wall_s=wall_s)
@@ -439,6 +459,11 @@ class _Run:
         self._keep(entry, record)
         self._learn(record)
         self._launched += 1
+
+    def _say_asked(self) -> None:
+        # Where nothing can be shown any more, the next thing that is shown says so.
+        with suppress(Exception):
+            self._screen.note("stopping when this trial has ended; Ctrl-C once more stops it now")
 
     def _enough(self) -> Enough:
         """What has clearly lost in its first round is measured no further."""
@@ -467,22 +492,47 @@ class _Run:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other tuners out of a study; the lock goes with the process, however it ends.
+def alone_on(card: str | None) -> Iterator[None]:
+    """Keep other tuners off a card: two servers on it would measure each other.
 
     Raises:
         DeployError: another tuner has it.
     """
-    with writing(folder), (folder / "lock").open("a+", encoding="utf-8") as file:
+    if card is None:
+        yield
+        return
+    folder = paths.state_dir() / "cards"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    name = "".join(letter if letter.isalnum() else "-" for letter in card)
+    with _held(folder / f"{name}.lock", f"this card ({card})", "wait for it, or choose another card: --gpu"):
+        yield
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other tuners out of a study.
+
+    Raises:
+        DeployError: another tuner has it.
+    """
+    fix = "wait for it, or start a study of its own with another --name"
+    with _held(folder / "lock", folder.name, fix):
+        yield
+
+
+@contextmanager
+def _held(path: Path, what: str, fix: str) -> Iterator[None]:
+    """The lock goes with the process, however it ends."""
+    with writing(path), path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             holder = file.read(64).strip()
             raise DeployError(
-                f"another tuner works on {folder.name}"
-                + (f" (process {holder})" if holder.isdigit() else ""),
-                fix="wait for it, or start a study of its own with another --name",
+                f"another tuner works on {what}" + (f" (process {holder})" if holder.isdigit() else ""),
+                fix=fix,
                 exit_code=ExitCode.UNAVAILABLE,
             ) from None
         file.truncate(0)

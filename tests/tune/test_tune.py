@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 
 import pytest
@@ -96,6 +97,18 @@ def test_a_finished_study_is_not_launched_again_and_a_larger_one_goes_on(tool):
     assert len({str(sorted(r["flags"].items())) for r in after.values()}) == len(after)
 
 
+def test_ctrl_c_once_lets_the_running_trial_end(tool):
+    process = tool.start(*tool.command("--trials", "6", "--least-gain", "0", "--name", "s", scale=40))
+    wait_for(lambda: 1 in tool.trials("s") and tool.servers())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED, err
+    assert "stopping when this trial has ended" in err
+    assert '"ended_by":"interrupted"' in out
+    assert not tool.servers()
+    assert {record["outcome"] for record in tool.trials("s").values()} == {"served"}
+
+
 @pytest.mark.parametrize(
     "numbers", [(signal.SIGINT,) * 3, (signal.SIGTERM,), (signal.SIGHUP, signal.SIGINT)], ids=str
 )
@@ -104,6 +117,7 @@ def test_signals_stop_the_server_and_keep_what_has_ended(tool, numbers):
     wait_for(lambda: 1 in tool.trials("s") and tool.servers())
     for number in numbers:
         process.send_signal(number)
+        time.sleep(0.1)  # two of a kind at once may be delivered as one
     out, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED, err
     assert not tool.servers()
@@ -143,7 +157,7 @@ def test_two_tuners_on_one_study(tool):
     assert second.code == ExitCode.UNAVAILABLE
     assert "another tuner works on s" in second.err
     assert str(first.pid) in second.err
-    first.send_signal(signal.SIGINT)
+    first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
 
 
@@ -216,10 +230,16 @@ def test_a_study_stops_when_nothing_is_worth_a_launch_and_says_so(tool):
 
 
 def test_a_target_that_is_met_ends_the_study(tool):
-    ended = tool.simulate("--trials", "20", "--target", "100")
+    ended = tool.simulate("--trials", "20", "--target", "100", "--name", "s")
     assert ended.code == 0, ended.err
     assert ended.result["ended_by"] == "target"
-    assert len(ended.result["trials"]) == 1
+    # One that is good enough, and its proof.
+    assert [trial["source"] for trial in ended.result["trials"]] == ["known:hand-tuned", "proof"]
+    (proof,) = (trial["proof"] for trial in tool.trials("s").values() if trial["proves"])
+    assert proof["problem"] is None
+    assert proof["kv_tokens"] == 8192
+    assert 0.9 * 1024 < proof["context_tokens"] <= 1024
+    assert proof["free_mib"] > 0
     assert "the target was reached" in ended.err
 
 

@@ -1,0 +1,25 @@
+import pytest
+
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.tune.study import alone_on
+
+
+def test_two_tuners_on_one_card_are_refused_and_the_lock_goes_with_the_holder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with alone_on("GPU-1234/5"):
+        with (
+            pytest.raises(DeployError, match="another tuner works on this card") as refused,
+            alone_on("GPU-1234/5"),
+        ):
+            pass
+        assert refused.value.exit_code == ExitCode.UNAVAILABLE
+        with alone_on("GPU-other"):
+            pass
+    with alone_on("GPU-1234/5"):
+        pass
+
+
+def test_no_card_no_lock(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with alone_on(None), alone_on(None):
+        assert not list(tmp_path.iterdir())
