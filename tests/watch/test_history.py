@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import json
 import sqlite3
+import subprocess
+import sys
+import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_deploy.paths import state_dir
 from dflash_deploy.watch import history
 from dflash_deploy.watch.history import Sample, keep, read, series, sparkline
+
+from .engine_server import HEALTHY, serving
 
 NOW_S = 1_800_000_000.0
 
@@ -94,3 +102,45 @@ def test_a_line_goes_from_zero_to_the_largest():
     (one,) = series(samples, now_s=NOW_S, hours=6, spans=36)
     assert one.values[-1] == 15.0
     assert one.values[:-1] == (None,) * 35
+
+
+def test_status_shows_the_last_hours_and_a_watch_keeps_them():
+    with serving(HEALTHY) as engine:
+        command = [sys.executable, "-m", "dflash_deploy", "status", "--url", engine.url]
+        watch = [*command, "--watch", "--every", "0.5", "--times", "1"]
+        subprocess.run(watch, capture_output=True, timeout=100, check=True)
+        (file,) = (state_dir() / "history").iterdir()
+        assert len(read(file, since_s=0)) == 1
+        assert file.stat().st_mode & 0o777 == 0o600
+        for minutes in range(1, 200):
+            keep(file, Sample(time.time() - 60 * minutes, tokens_per_s=float(minutes % 50), kv_usage=0.5))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        as_json = subprocess.run(
+            [*command, "--json"], capture_output=True, text=True, timeout=100, check=False
+        )
+    (line,) = [line for line in done.stdout.splitlines() if "tokens/s" in line and "last 6 h" in line]
+    assert "▅" in line
+    assert "·" in line
+    assert line.endswith("(measured)")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    (server,) = json.loads(as_json.stdout)["servers"]
+    assert {one["name"] for one in server["history"]} >= {"tokens_per_s", "kv_usage"}
+    assert all(len(one["values"]) == 36 and one["span_s"] == 600 for one in server["history"])
+
+
+def test_a_damaged_history_does_not_keep_status_from_its_work():
+    with serving(HEALTHY) as engine:
+        key = sha256(engine.url.encode()).hexdigest()[:24]
+        file = state_dir() / "history" / f"{key}.sqlite"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"SQLite format 3\0 and nothing else")
+        command = [sys.executable, "-m", "dflash_deploy", "status", "--url", engine.url, "--watch"]
+        done = subprocess.run(
+            [*command, "--every", "0.5", "--times", "2"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(read(file, since_s=0)) == 1

@@ -4,11 +4,13 @@ import json
 import os
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dflash_deploy.engine.boot import Stage
 from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.gpu import Gpu, GpuProcess, GpuReading
 from dflash_deploy.machine.view import plain_lines
@@ -16,8 +18,10 @@ from dflash_deploy.server.processes import boot_id, identity_of, pid_namespace
 from dflash_deploy.server.records import ServerRecord, write_record
 from dflash_deploy.watch import places
 from dflash_deploy.watch.bounded import within
+from dflash_deploy.watch.memory import Part
 from dflash_deploy.watch.places import Place
-from dflash_deploy.watch.status import Status, _vram, gather
+from dflash_deploy.watch.recorded import Recorded
+from dflash_deploy.watch.status import ServerStatus, Status, _vram, gather
 from dflash_deploy.watch.units import UnitState, read_unit
 from dflash_deploy.watch.view import as_json, sections
 
@@ -262,3 +266,31 @@ def test_a_call_that_hangs_is_left_behind():
 def _closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         return int(unused.getsockname()[1])
+
+
+def test_a_start_is_shown_with_its_stage_and_what_was_planned_stands_beside_what_is():
+    planned = Recorded(4, False, 29_000, 4.5, (Part("weights", 17_000), Part("KV", 9_000)))
+    starting = ServerStatus(
+        Place("unit", "qwen", None, unit=unit(active="activating", sub="start-post")),
+        "starting",
+        pid=1,
+        uptime_s=95.0,
+        stage=Stage.DECODE_CAPTURE,
+        recorded=planned,
+    )
+    serves = replace(
+        starting,
+        health="healthy",
+        stage=None,
+        memory=(Part("weights", 17_100), Part("KV", 8_900), Part("rest", 700)),
+    )
+    lines = [plain_lines(sections(Status((one,), GpuReading()))) for one in (starting, serves)]
+    shown = [" ".join(one) for one in lines]
+    assert "stage decode-capture, 1 min 35 s since its process began" in " ".join(shown[0].split())
+    assert "planned at most 29,000 MiB: weights 17,000, KV 9,000 MiB" in " ".join(shown[0].split())
+    text = " ".join(shown[1].split())
+    assert (
+        "weights 17,100 [17,000], KV 8,900 [9,000], rest 700 MiB (measured, in brackets: when it was" in text
+    )
+    assert "up for 1 min 35 s" in text
+    assert max(len(line) for one in lines for line in one) <= 80

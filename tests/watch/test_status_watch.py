@@ -126,6 +126,23 @@ def test_cards_tell_power_heat_clocks_and_what_holds_them_back(stub_library):  #
     assert all(warned["fix"] for warned in server["warnings"])
 
 
+def test_two_cards_and_a_desktop_on_one_of_them(stub_library):  # noqa: F811
+    with serving(HEALTHY) as engine:
+        cards = (
+            StubCard(used_mib=1_400, processes=(StubProcess(1, 900, "graphics"),)),
+            StubCard(used_mib=30_000, processes=(StubProcess(os.getpid(), 29_500),)),
+        )
+        arguments = ["-m", "dflash_deploy", "status", "--url", engine.url, "--json"]
+        done = run_python(arguments, stub_env(stub_library, *cards))
+        shown = run_python(arguments[:-1], stub_env(stub_library, *cards))
+    found = json.loads(done.stdout)
+    # The server's share is on the second card alone; both cards are shown.
+    ((vram,),) = [server["vram"] for server in found["servers"]]
+    assert (vram["gpu"], vram["ours_mib"]) == (1, 29_500)
+    assert [gpu["memory_used_mib"] for gpu in found["gpus"]] == [1_400, 30_000]
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
 def test_a_card_without_memory_of_its_own_is_shown(stub_library):  # noqa: F811
     errors = {"nvmlDeviceGetMemoryInfo_v2": NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo": NOT_SUPPORTED}
     done = run_python(

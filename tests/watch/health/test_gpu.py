@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,34 @@ def test_xid_messages_are_read_from_the_kernels_log(tmp_path: Path):
         Xid(31, "PCI:0000:01:00", 61.0001),
     )
     assert kernel_log.read_xids(tmp_path / "absent") is None
+
+
+_ON_LOG = """
+import sys
+from pathlib import Path
+from dflash_deploy.watch.health import kernel_log
+kernel_log.read_xids.__defaults__ = (Path(sys.argv.pop(1)),)
+from dflash_deploy.cli import main
+main()
+"""
+
+
+def test_an_xid_of_the_last_hour_is_critical_and_an_older_one_is_past(stub_library, tmp_path: Path):  # noqa: F811
+    now_us = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+    # A machine that was booted within the hour has nothing older.
+    for age_s, code in ((60, 2), (3 * 3600, 0)):
+        log = tmp_path / f"kmsg-{age_s}"
+        at_us = now_us - age_s * 1_000_000
+        log.write_text(
+            f"4,900,{max(0, at_us)},-;NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
+        )
+        if at_us < 0:
+            continue
+        with serving({**HEALTHY, "/generate": TOKEN}) as engine:
+            arguments = ["-c", _ON_LOG, str(log), "health", "--url", engine.url]
+            done = run_python(arguments, stub_env(stub_library, StubCard(), StubCard()))
+        assert done.returncode == code, done.stdout + done.stderr
+        assert ("Xid 79, fallen off the bus" in done.stdout) is (code == 2)
 
 
 @given(st.text(max_size=2000))

@@ -1,0 +1,69 @@
+"""A day of ``status --watch`` on a clock that runs fast: what the program's memory does. One frame a minute.
+
+python benchmarks/watch_day.py [HOURS]
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dflash_deploy.cli.status import _watch
+from dflash_deploy.watch.places import Place
+from dflash_deploy.watch.status import Status, gather
+from tests.watch.engine_server import HEALTHY, serving
+
+_EVERY_S = 60.0
+_SETTLED = 100
+
+
+class _Counted(io.TextIOBase):
+    """Output that goes nowhere."""
+
+    letters = 0
+
+    def write(self, text: str) -> int:
+        self.letters += len(text)
+        return len(text)
+
+
+def main() -> None:
+    hours = float(sys.argv[1]) if len(sys.argv) > 1 else 24.0
+    frames = int(hours * 3600 / _EVERY_S)
+    process = psutil.Process()
+    memory_mib: list[float] = []
+    real, began = time.time, time.monotonic()
+    with serving(HEALTHY) as engine:
+        place = Place("url", engine.url, engine.url)
+
+        def look() -> Status:
+            # The samples that are kept are a minute apart, as on a clock that is not in a hurry.
+            time.time = lambda: real() + _EVERY_S * len(memory_mib)  # type: ignore[assignment]
+            try:
+                return gather([place], timeout_s=5.0, keep=True)
+            finally:
+                time.time = real
+                memory_mib.append(process.memory_info().rss / 2**20)
+
+        shown = _Counted()
+        with redirect_stdout(shown):
+            _watch(look, None, 0.0, frames, as_lines_of_json=False)
+    settled = memory_mib[min(_SETTLED, len(memory_mib) - 1)]
+    print(f"{frames} frames of {hours:g} simulated hours in {time.monotonic() - began:.0f} s")
+    print(f"{shown.letters / frames:.0f} letters a frame")
+    middle = memory_mib[len(memory_mib) // 2]
+    print(
+        f"memory (RSS, measured): {settled:.1f} MiB after {_SETTLED} frames, {middle:.1f} at half time, "
+        f"{memory_mib[-1]:.1f} at the end"
+    )
+
+
+if __name__ == "__main__":
+    main()
