@@ -19,8 +19,8 @@ from dflash_deploy.profile.load import find, is_path, load_profile
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.serving_env.current import default_python
 from dflash_deploy.tune.launching import model_flags, values
-from dflash_deploy.tune.records import StudyRecord, TrialRecord, read_study, read_trials
-from dflash_deploy.tune.select import best_trial
+from dflash_deploy.tune.records import Proof, StudyRecord, TrialRecord, read_study, read_trials
+from dflash_deploy.tune.select import best_trial, proof_of
 from dflash_deploy.tune.study import find_study, studies_dir
 
 PYTHON_PLACE = Path("/opt/dflash-deploy/env/bin/python")
@@ -108,7 +108,8 @@ def of_study(study: str | None, number: int | None) -> Configuration:
     """
     folder = find_study(study)
     record = read_study(folder)
-    trial = _choose(record, read_trials(folder), number)
+    trials = read_trials(folder)
+    trial = _choose(record, trials, number)
     return Configuration(
         f"study {record.name}, trial {trial.number}",
         record.profile,
@@ -116,7 +117,7 @@ def of_study(study: str | None, number: int | None) -> Configuration:
         record.simulated,
         record.engine_version,
         trial,
-        _evidence(record, trial),
+        _evidence(record, trial, proof_of(trial, trials)),
     )
 
 
@@ -221,7 +222,7 @@ def _choose(study: StudyRecord, trials: list[TrialRecord], number: int | None) -
     return chosen
 
 
-def _evidence(study: StudyRecord, trial: TrialRecord) -> tuple[str, ...]:
+def _evidence(study: StudyRecord, trial: TrialRecord, proof: TrialRecord | None) -> tuple[str, ...]:
     """Where the configuration comes from and what is known of it, each figure with its kind."""
     kind = f"simulated {study.card}" if study.simulated else f"measured on {study.card or 'this machine'}"
     lines = [
@@ -249,4 +250,17 @@ def _evidence(study: StudyRecord, trial: TrialRecord) -> tuple[str, ...]:
         if measured.vram_used_mib is not None:
             total = f" of {measured.vram_total_mib:,}" if measured.vram_total_mib else ""
             lines.append(f"VRAM at most {measured.vram_used_mib:,}{total} MiB ({kind})")
+    lines.append(_proven(proof.proof if proof else None, kind))
     return tuple(lines)
+
+
+def _proven(proof: Proof | None, kind: str) -> str:
+    if proof is None:
+        return "Not proven: it was not started again and used for long."
+    if proof.problem is not None:
+        return f"It did not hold when it was started again: {proof.problem} ({kind})"
+    free = "" if proof.free_mib is None else f", with {proof.free_mib:,} MiB free at the least"
+    return (
+        f"Started again it held: {proof.answer_tokens:,} tokens in one answer and "
+        f"{proof.context_tokens:,} tokens of context for everybody at once{free} ({kind})"
+    )

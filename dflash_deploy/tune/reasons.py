@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dflash_deploy.machine.cards import load_card
 from dflash_deploy.profile.schema import FlagSetting, Goal
 from dflash_deploy.tune.feasible import Forecaster
-from dflash_deploy.tune.records import TrialRecord
+from dflash_deploy.tune.launching import model_flags
+from dflash_deploy.tune.records import StudyRecord, TrialRecord
 from dflash_deploy.tune.select import NOISE, gain
 from dflash_deploy.tune.space import Settings, key_of, tidy
 
@@ -72,6 +74,24 @@ class Judge:
         if not before or not after or math.log(after / before) > -2 * NOISE:
             return None
         return f"without it speed falls by {1 - after / before:.1%} (predicted)"
+
+
+def reasons_of(study: StudyRecord, best: TrialRecord, trials: Sequence[TrialRecord]) -> Mapping[str, str]:
+    """``reasons`` for a study's best trial, by the plan as the study's own logs correct it."""
+    card = load_card(study.card) if study.card else None
+    memory_mib = best.measured.vram_total_mib if best.measured else None
+    forecaster = Forecaster(study.profile, study.engine_version, memory_mib)
+    for trial in trials:
+        lesson = forecaster.lesson(trial)
+        forecaster = forecaster if lesson is None else forecaster.corrected(lesson.terms)
+    judge = Judge(
+        forecaster,
+        lambda flags: forecaster.rate(flags, card) if card else None,
+        study.profile.objective.optimize,
+        model_flags(study.profile, simulated=study.simulated),
+        list(study.profile.search),
+    )
+    return reasons(best, trials, judge)
 
 
 def left_out(settings: Settings, flags: Sequence[str]) -> dict[str, FlagSetting]:

@@ -16,9 +16,10 @@ from dflash_deploy.profile.schema import FlagSetting, Goal
 from dflash_deploy.tune.launching import values
 from dflash_deploy.tune.limits import figures, limits_of, unchecked
 from dflash_deploy.tune.outlook import Ending
-from dflash_deploy.tune.records import Outcome, Predicted, StudyRecord, TrialRecord
+from dflash_deploy.tune.reasons import reasons_of
+from dflash_deploy.tune.records import Outcome, Predicted, Proof, StudyRecord, TrialRecord
 from dflash_deploy.tune.screen import GOAL_UNITS, figure
-from dflash_deploy.tune.select import KNOWN, Gain, best_trial, gain, spread_of
+from dflash_deploy.tune.select import KNOWN, Gain, best_trial, gain, proof_of, spread_of
 
 
 class _Part(BaseModel):
@@ -91,6 +92,8 @@ class Summary(_Part):
     best: Best | None
     baselines: list[Baseline]
     trials: list[Trial]
+    reasons: dict[str, str]
+    proof: Proof | None
     unchecked_limits: list[str]
     next_command: str | None
 
@@ -110,6 +113,8 @@ def summarize(folder: Path, study: StudyRecord, trials: Sequence[TrialRecord], e
         best=best_of(study, best) if best else None,
         baselines=list(baselines_of(study, trials, best)),
         trials=[short(trial) for trial in trials],
+        reasons=dict(reasons_of(study, best, trials)) if best else {},
+        proof=proven.proof if best and (proven := proof_of(best, trials)) else None,
         unchecked_limits=_unchecked(study, best) if best else [],
         next_command=f"dflash-deploy emit {study.name}" if best else None,
     )
@@ -149,11 +154,24 @@ def lines(study: StudyRecord, summary: Summary) -> Iterator[str]:
         yield f"  {_against(study, best, baseline)}"
     if summary.unchecked_limits:
         yield f"  could not be checked here: {', '.join(summary.unchecked_limits)}"
+    yield f"  {_proof_line(summary.proof, kind)}"
+    yield "why each flag that was searched is there:"
+    yield from (f"  {flag}: {why}" for flag, why in summary.reasons.items())
     yield "command:"
     yield f"  {best.command}"
     if summary.simulated:
         yield "every figure above is simulated: it says nothing about a real card until measured on one"
     yield f"next: {summary.next_command}"
+
+
+def _proof_line(proof: Proof | None, kind: str) -> str:
+    if proof is None:
+        return "not proven: it was not started again and used for long (give the study more launches)"
+    free = "" if proof.free_mib is None else f", {proof.free_mib} MiB free at the least"
+    return (
+        f"proven: started again with the same KV pool of {proof.kv_tokens} tokens, everybody at once had "
+        f"{proof.answer_tokens} tokens in one answer and {proof.context_tokens} of context{free} ({kind})"
+    )
 
 
 _ENDINGS: dict[Ending, str] = {
