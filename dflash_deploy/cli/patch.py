@@ -78,6 +78,8 @@ def check(
 
     Exits with 0 when nothing is to be done, with 1 when a patch is needed or cannot be told.
     """
+    from dflash_deploy.machine.gpu import read_gpus
+    from dflash_deploy.serving_env.advice import Case, named
     from dflash_deploy.serving_env.patches import live as serving
     from dflash_deploy.serving_env.patches.operations import mend, unfinished
     from dflash_deploy.serving_env.patches.verdict import VerdictKind, examine
@@ -96,10 +98,13 @@ def check(
     cut_short = unfinished(tree)
     decision = _decision(tree, probe, measure=measure)[0]
     found = []
+    # Which model will be served is not known here: what holds of a quantised head is told.
+    cards = tuple(gpu.compute_capability for gpu in read_gpus().readable if gpu.compute_capability)
+    case = Case(version=tree.version, capabilities=cards, quantised_head=True, tensor_parallel=2)
     for patch in patches:
         verdict = examine(patch, tree, decision if patch.decided_by else None).verdict
         tried = live and verdict.kind in {VerdictKind.APPLIED, VerdictKind.APPLIED_BY_OTHERS}
-        found.append((verdict, serving.check(patch, tree) if tried else None))
+        found.append((verdict, serving.check(patch, tree) if tried else None, named(patch.advice, case)))
     if json:
         _print_json(
             {
@@ -114,10 +119,10 @@ def check(
         typer.echo(environment_line(tree))
         for line in (*mended, *cut_short):
             typer.echo(f"! {line}")
-        for verdict, tried_live in found:
-            typer.echo("\n" + "\n".join(verdict_lines(verdict, tried_live)))
-    broken = any(one is not None and one.outcome == "failed" for _, one in found)
-    if cut_short or broken or not all_settled([verdict for verdict, _ in found]):
+        for one in found:
+            typer.echo("\n" + "\n".join(verdict_lines(*one)))
+    broken = any(tried is not None and tried.outcome == "failed" for _, tried, _ in found)
+    if cut_short or broken or not all_settled([verdict for verdict, *_ in found]):
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -13,8 +13,12 @@ from dflash_deploy.plan.budget import Advice as PlannedChange
 from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.speed import speculation_advice
 from dflash_deploy.plan.vram import Question
+from dflash_deploy.serving_env import advice as release_advice
+from dflash_deploy.serving_env.advice import DENSE_HEADS
 
 _TIGHT_MIB = 1024.0
+_OF_RELEASE = frozenset({"padded-vocabulary", "quantised-head-tensor-parallel", "fp8-bmm-cublas"})
+"""Told of environments, too; the others are told of the flags behind them, or need the interpreter."""
 _OWN_ARITHMETIC = "this plan's own arithmetic"
 
 
@@ -24,7 +28,7 @@ def advice_on(
     """What matters most first."""
     return _merged(
         question,
-        advise(_case(configuration, card, question), configuration.problems),
+        (*advise(_case(configuration, card, question), configuration.problems), *_of_release(question, card)),
         plan_advice.advise(question, context_tokens=configuration.context_tokens),
         speculation_advice(question, output_tokens=configuration.output_tokens, tasks=configuration.tasks),
         budget,
@@ -52,6 +56,22 @@ def _case(configuration: Configuration, card: PlannedCard, question: Question) -
         card_memory_mib=card.memory_mib,
         compute_capability=card.card.compute_capability if card.card else None,
         unified=card.card.unified_memory if card.card else False,
+    )
+
+
+def _of_release(question: Question, card: PlannedCard) -> tuple[Advice, ...]:
+    """What is known of the release's code on this card with these models, beside its flags."""
+    draft, lm_head = question.draft, question.target.lm_head
+    case = release_advice.Case(
+        version=question.version,
+        capabilities=(card.card.compute_capability,) if card.card else (),
+        quantised_head=None if lm_head is None else lm_head not in DENSE_HEADS,
+        dflash2=draft is not None and draft.architecture == "DFlash2DraftModel",
+        tensor_parallel=question.settings().gpus,
+    )
+    return tuple(
+        Advice(one.id, one.text, {}, one.fix or "nothing", one.evidence, one.weight)
+        for one in release_advice.named(_OF_RELEASE, case)
     )
 
 

@@ -22,7 +22,7 @@ from dflash_deploy.doctor.gpu import used
 from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.engine.sglang.advice_case import Weight
 from dflash_deploy.errors import DeployError
-from dflash_deploy.serving_env.advice import Advice, Case, advise
+from dflash_deploy.serving_env.advice import DENSE_HEADS, Advice, Case, advise
 from dflash_deploy.serving_env.environments import is_being_changed, list_environments, read_making
 from dflash_deploy.serving_env.patches import ledger
 from dflash_deploy.serving_env.remove import remove
@@ -52,7 +52,6 @@ OWN_CHECKS = (
     RELEASE | CUDA | ARCHITECTURE | KERNELS | FLASHINFER | TOOLKIT | COMPILER | CUDNN | GLIBC | ELSEWHERE
 )
 
-_DENSE = ("bf16", "bfloat16", "fp16", "float16", "fp32", "float32", "shared")
 _FP8_PATCH = "bmm-fp8-backend"
 _STATUS = {
     Weight.REFUSED: Status.FAIL,
@@ -273,7 +272,7 @@ def _advice(subject: Subject, engine: Engine) -> tuple[Advice, ...]:
         about=engine.about,
         capabilities=_capabilities(subject),
         driver_cuda=subject.gpus().cuda_version,
-        quantised_head=None if head is None else head not in _DENSE,
+        quantised_head=None if head is None else head not in DENSE_HEADS,
         dflash2=dflash2,
         tensor_parallel=tensor_parallel if isinstance(tensor_parallel, int) else 1,
     )

@@ -7,13 +7,17 @@ consumer Blackwell. What is wrong with flags is told by ``engine.sglang.advice``
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dflash_deploy.engine.sglang.advice_case import Row, Weight
 from dflash_deploy.engine.sglang.versions import nearest, order
 from dflash_deploy.serving_env.describe import Description, Module
 
-__all__ = ["ENTRIES", "Advice", "Case", "Entry", "advise"]
+__all__ = ["DENSE_HEADS", "ENTRIES", "Advice", "Case", "Entry", "advise", "named"]
+
+DENSE_HEADS = frozenset({"bf16", "bfloat16", "fp16", "float16", "fp32", "float32", "shared"})
+"""Number formats of an output head, as model cards name them, that every release takes."""
 
 _DFLASH2 = "0.5.19"
 _CUDNN_SOUND = 92301
@@ -103,6 +107,11 @@ def advise(case: Case) -> tuple[Advice, ...]:
     """All that holds of a case, what matters most first."""
     found = [entry.advice(case) for entry in ENTRIES if entry.when(case)]
     return tuple(sorted(found, key=lambda one: one.weight))
+
+
+def named(ids: Collection[str], case: Case) -> tuple[Advice, ...]:
+    """Of these entries, what holds of a case."""
+    return tuple(one for one in advise(case) if one.id in ids)
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

@@ -51,6 +51,11 @@ def make(root: Path, *, say: Say) -> Path:
     return folder / "bin" / "python"
 
 
+def is_own_place(folder: Path) -> bool:
+    """It is an environment that this tool made for a router."""
+    return folder.name.startswith("router-") and (folder / _STAMP).is_file()
+
+
 def version_of(python: Path) -> str:
     """The router's version in an interpreter's environment.
 

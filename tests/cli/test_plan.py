@@ -323,3 +323,28 @@ def test_without_a_card_the_list_of_cards_is_told():
     done = run("--", *LAZY.split())
     assert done.returncode == 4
     assert "rtx-5090" in done.stderr
+
+
+def test_what_is_known_of_a_release_is_told_beside_its_flags():
+    """A quantised head on two cards, before the release that takes it; the FP8 product on this card."""
+    drafting = (
+        "--speculative-algorithm",
+        "DFLASH",
+        "--speculative-draft-model-path",
+        "incoai/Qwen3.8-27B-DFlash2",
+    )
+    command = ("sglang", "serve", "--model-path", "RadixArk/Qwen3.8-27B-NVFP4", "--tp-size", "2", *drafting)
+    old = planned("--gpu", "rtx-5090", "--sglang", "0.5.18", "--", *command)
+    known = {
+        "dflash2-needs-0-5-19",
+        "quantized-head",
+        "quantised-head-tensor-parallel",
+        "padded-vocabulary",
+        "fp8-bmm-cublas",
+    }
+    assert known <= {one["id"] for one in old["advice"]}
+    assert all(one["cost"] for one in old["advice"])
+    new = planned("--gpu", "rtx-5090", "--sglang", "0.5.23", "--", *command)
+    assert known & {one["id"] for one in new["advice"]} == {"fp8-bmm-cublas"}
+    older_card = planned("--gpu", "rtx-4090", "--sglang", "0.5.23", "--", *command)
+    assert not known & {one["id"] for one in older_card["advice"]}

@@ -14,7 +14,13 @@ from dflash_deploy.plan.terms import Terms
 from .builders import engine, gpu, process, reading, subject
 
 PROFILE = "rtx5090-single-user"
-ROOMY = ("flags.max-total-tokens=20000", "flags.mem-fraction-static=0.9", "workload.context_tokens=4096")
+ROOMY = (
+    "flags.max-total-tokens=20000",
+    "flags.mem-fraction-static=0.9",
+    "flags.mamba-ssm-dtype=bfloat16",
+    "flags.max-running-requests=1",
+    "workload.context_tokens=4096",
+)
 
 
 def test_the_card_of_the_profile():

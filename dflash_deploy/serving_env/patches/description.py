@@ -117,6 +117,8 @@ class Patch(_Part):
     """Releases and commits that it is for, in words; the content of the file decides."""
     notes: tuple[VersionNote, ...] = Field(strict=False, default=())
     limits: tuple[str, ...] = Field(strict=False)
+    advice: tuple[str, ...] = Field(strict=False, default=())
+    """Entries of ``serving_env.advice`` that are told beside the verdict, where they hold."""
     drop_when: str
     file: Annotated[str, AfterValidator(_inside_package)]
     functions: tuple[str, ...] = Field(strict=False, min_length=1)

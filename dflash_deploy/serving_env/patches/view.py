@@ -7,6 +7,7 @@ from dataclasses import asdict
 from textwrap import wrap
 
 from dflash_deploy.machine.text import printable
+from dflash_deploy.serving_env.advice import Advice
 from dflash_deploy.serving_env.patches.description import Patch
 from dflash_deploy.serving_env.patches.integrity import IntegrityVerdict
 from dflash_deploy.serving_env.patches.live import LiveCheck
@@ -38,11 +39,14 @@ def tree_json(tree: Tree) -> dict[str, object]:
     }
 
 
-def verdict_json(verdict: Verdict, live: LiveCheck | None = None) -> dict[str, object]:
-    """One patch's verdict."""
+def verdict_json(
+    verdict: Verdict, live: LiveCheck | None = None, advice: Sequence[Advice] = ()
+) -> dict[str, object]:
+    """One patch's verdict, and what is known besides."""
     found = {**asdict(verdict), "verdict": str(verdict.kind), "name": verdict.patch}
     del found["kind"], found["patch"]
-    return {**found, "check": asdict(live) if live else None}
+    known = [{"id": one.id, "text": one.text, "fix": one.fix, "evidence": one.evidence} for one in advice]
+    return {**found, "check": asdict(live) if live else None, "advice": known}
 
 
 def patch_json(patch: Patch) -> dict[str, object]:
@@ -61,8 +65,10 @@ def patch_json(patch: Patch) -> dict[str, object]:
     return {**patch.model_dump(mode="json", include=wanted), "decided_by": patch.decided_by}
 
 
-def verdict_lines(verdict: Verdict, live: LiveCheck | None = None) -> Iterator[str]:
-    """One patch's verdict for people."""
+def verdict_lines(
+    verdict: Verdict, live: LiveCheck | None = None, advice: Sequence[Advice] = ()
+) -> Iterator[str]:
+    """One patch's verdict for people, and what is known besides."""
     yield f"{verdict.patch}: {_WORDS[verdict.kind]}"
     yield from _indented(verdict.reason)
     for evidence in verdict.evidence:
@@ -76,6 +82,8 @@ def verdict_lines(verdict: Verdict, live: LiveCheck | None = None) -> Iterator[s
         yield from _indented(
             f"tried by the serving interpreter: {words[live.outcome]}: {live.message}", mark="- "
         )
+    for one in advice:
+        yield from _indented(f"{one.text} [{one.id}; {one.evidence}]", mark="i ")
     if verdict.differences:
         yield from (f"    {printable(line, longest=400)}" for line in verdict.differences.splitlines())
     if verdict.fix:

@@ -47,8 +47,16 @@ def test_check_gives_verdicts_with_evidence(env: str) -> None:
     assert found["environment"]["version"] == "0.5.18"
     assert {one["name"]: one["verdict"] for one in found["patches"]} == {BMM: "unmeasured", HEAD: "needed"}
     assert all(one["evidence"] for one in found["patches"])
+    known = {one["name"]: [advice["id"] for advice in one["advice"]] for one in found["patches"]}
+    assert known[HEAD] == [
+        "release-without-dflash2",
+        "quantised-head-refused",
+        "quantised-head-tensor-parallel",
+        "padded-vocabulary",
+    ]
     text = patch("check", HEAD, "--env", env)
     assert text.returncode == 1
+    assert "i a quantised head gives scores for a vocabulary padded" in text.stdout
     assert f"fix: dflash-deploy patch apply {HEAD} --env {env}" in text.stdout
 
 

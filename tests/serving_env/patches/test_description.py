@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.errors import DeployError
+from dflash_deploy.serving_env.advice import ENTRIES
 from dflash_deploy.serving_env.patches.description import load_patch, patch_names, patches_dir, read_patch
 
 
@@ -13,6 +14,8 @@ def test_every_shipped_patch_is_whole(name: str) -> None:
     patch = load_patch(name)
     assert patch.limits
     assert patch.drop_when
+    assert patch.advice
+    assert set(patch.advice) <= {entry.id for entry in ENTRIES}
     assert (Path(__file__).parents[3] / "dflash_deploy" / "inside" / f"{patch.check}.py").is_file()
 
 
