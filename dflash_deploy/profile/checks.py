@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,6 +34,11 @@ _SET_ELSEWHERE = {
     "admin-api-key": "service.api_key_file, for a command line can be read by everybody on the machine",
     "config": "flags, one key each",
 }
+
+
+_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_SECRET_NAME = re.compile(r"(?:.*_)?(?:TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
+_NO_SECRET = re.compile(r"[0-9.]*|true|false", re.IGNORECASE)
 
 
 def problems_of(document: Document) -> list[Problem]:
@@ -270,8 +276,23 @@ _CHECKS_OF_KNOWN: tuple[_Check, ...] = (
     ({"flags", "search", "known"}, _known_within),
 )
 
+
+def _secrets(profile: Profile) -> Iterator[Complaint]:
+    for name, value in profile.env.items():
+        if _SECRET_NAME.fullmatch(name) and not _NO_SECRET.fullmatch(value):
+            hub = " (the hub's: hf auth login, or env.HF_TOKEN_PATH with the path of a 0600 file)"
+            yield (
+                ("env", name),
+                "a secret may not stand here, for records of studies and units can be read by everybody; "
+                f"export {name} in the shell that runs tune, and give it to a service by a 0600 file: "
+                "systemctl edit SERVICE, then [Service] and EnvironmentFile=/path/to/that/file"
+                + (hub if name in _HUB_TOKENS else ""),
+            )
+
+
 _CHECKS: tuple[_Check, ...] = (
     ({"card"}, _card),
+    ({"env"}, _secrets),
     ({"model", "speculation"}, _models),
     ({"service"}, _service),
     ({"flags", "search"}, _flags),

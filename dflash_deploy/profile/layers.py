@@ -14,6 +14,7 @@ from dflash_deploy import yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.yaml_file import Document, KeyPath, Origin, Problem, YamlValue
 
+_ENVIRONMENT = "env"
 SETTING = "--set "
 """How the source of a value that was given on the command line begins."""
 
@@ -57,6 +58,9 @@ def override(document: Document, setting: str) -> Document:
             replace(problem, key=(), origin=Origin(source)) for problem in error.problems
         ) from error
     value = given.value
+    if key[0] == _ENVIRONMENT and len(key) == 2 and isinstance(value, bool | int | float):
+        # A variable is text: 007 and 1.50 are passed on as they were typed.
+        value = written.strip()
     if value is None and key not in document.origins:
         siblings = [path[-1] for path in document.origins if path and path[:-1] == key[:-1]]
         hint = yaml_file.nearest(parts[-1], (name for name in siblings if isinstance(name, str)))

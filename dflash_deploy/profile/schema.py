@@ -1,6 +1,7 @@
 """What a person wants served, as written in ``profiles/services/*.yaml``.
 
-Values are taken as they are written: text that looks like a number stays text, and the other way round.
+Values are taken as they are written: text that looks like a number stays text, and the other way round; only
+environment variables are text whatever they look like.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -98,7 +100,18 @@ FlagName = Annotated[
 ]
 
 EnvName = Annotated[str, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
-EnvValue = Annotated[str, _like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{0,4096}", "text of one line")]
+
+
+def _as_written(value: object) -> object:
+    """A number or a switch as the text that YAML has for it: a variable is always text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+EnvValue = Annotated[
+    str, BeforeValidator(_as_written), _like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{0,4096}", "text of one line")
+]
 
 Goal = Literal["total_tokens_per_s", "user_tokens_per_s", "latency_s", "context_tokens"]
 Limited = Literal[

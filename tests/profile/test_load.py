@@ -227,6 +227,44 @@ class TestOverrides:
         assert load_profile("rtx5090-single-user", overrides=overrides).known == []
 
 
+class TestEnvironment:
+    @pytest.mark.parametrize(
+        ("typed", "value"),
+        [
+            ("1", "1"),
+            ("007", "007"),
+            ("1.50", "1.50"),
+            ("true", "true"),
+            ("'1'", "1"),
+            ("a b", "a b"),
+            ("1e3", "1e3"),
+        ],
+    )
+    def test_a_variable_needs_no_quotes(self, typed: str, value: str) -> None:
+        profile = load_profile("rtx5090-single-user", overrides=[f"env.OMP_NUM_THREADS={typed}"])
+        assert profile.env == {"OMP_NUM_THREADS": value}
+
+    def test_nor_in_a_file(self, write: ProfileWriter) -> None:
+        path = write("extends: rtx5090-single-user\nenv: {A: 1, B: 0.5, C: true, D: 'x'}\n")
+        assert load_profile(str(path)).env == {"A": "1", "B": "0.5", "C": "true", "D": "x"}
+
+    @pytest.mark.parametrize(
+        "name",
+        ["HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "SECRET", "WANDB_API_KEY"],
+    )
+    def test_a_secret_is_refused_and_not_repeated(self, name: str) -> None:
+        with pytest.raises(DeployError) as caught:
+            load_profile("rtx5090-single-user", overrides=[f"env.{name}=hf_abcdefghij"])
+        assert "a secret may not stand here" in caught.value.message
+        assert "EnvironmentFile=" in caught.value.message
+        assert "hf_abc" not in caught.value.message
+        assert ("hf auth login" in caught.value.message) == (name == "HF_TOKEN")
+
+    @pytest.mark.parametrize("name", ["HF_TOKEN_PATH", "TOKENIZERS_PARALLELISM", "SGLANG_MAX_TOKENS", "KEYS"])
+    def test_names_that_only_look_like_it(self, name: str) -> None:
+        assert load_profile("rtx5090-single-user", overrides=[f"env.{name}=/x"]).env == {name: "/x"}
+
+
 class TestMistakes:
     def test_all_at_once_with_place_key_and_nearest(self, write: ProfileWriter) -> None:
         path = write(
@@ -238,7 +276,7 @@ class TestMistakes:
             "objective: {optimize: latency, constraints: {ttft_p95_s: {}}}\n"
             "flags: {kv-cache-dtyp: x, api-key: secret, --page-size: 1, page-size: abc}\n"
             "search: {max-running-requests: {low: 4, high: 1, step: 1}}\n"
-            "env: {A-B: x, C: 1}\n"
+            "env: {A-B: x, C: [1]}\n"
             "service: {name: Has Space, port: 0, host: 0.0.0.0}\n"
         )
         told = "\n".join(_mistakes(path))
