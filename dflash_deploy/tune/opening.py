@@ -105,6 +105,7 @@ def open_new(
         engine_version=rig.launcher.table.version,
         time_scale=time_scale if simulate else 1.0,
         seed=seed,
+        driver=None if simulate else read_gpus().driver_version,
     )
     return Opened(folder, study, rig)
 

@@ -151,6 +151,7 @@ class StudyRecord(_Record):
     seed: int
     card: str | None
     engine_version: str
+    driver: str | None = None
     profile: Profile
 
 

@@ -31,6 +31,7 @@ from dflash_deploy.tune.records import (
     StudyRecord,
     TrialRecord,
     cut_short,
+    read_study,
     read_trials,
     trial_folder,
     write_record,
@@ -44,6 +45,10 @@ from dflash_deploy.tune.trial import Enough, Gauge, not_launched, run_trial
 
 if TYPE_CHECKING:
     from dflash_deploy.tune.ledger import Entry
+
+EARLIER = "earlier:"
+"""How the source of a setting begins that won another study of this machine."""
+_MOST_EARLIER = 2
 
 _LEAST_FOR_PROOF = 5
 """Launches that a study must have for its last one to be the proof of the best."""
@@ -100,6 +105,7 @@ def create_study(
     engine_version: str,
     time_scale: float,
     seed: int,
+    driver: str | None = None,
 ) -> tuple[Path, StudyRecord]:
     """Make a study's folder and record.
 
@@ -112,6 +118,7 @@ def create_study(
         engine_version: of SGLang.
         time_scale: of the simulator.
         seed: of the search.
+        driver: version of the card's driver, None where there is none or it does not tell.
 
     Raises:
         DeployError: there is one of this name, or the folder cannot be written.
@@ -126,6 +133,7 @@ def create_study(
         seed=seed,
         card=card,
         engine_version=engine_version,
+        driver=driver,
         profile=profile,
     )
     with writing(folder):
@@ -139,6 +147,8 @@ def _claim(name: str) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
+            if not any(folder.iterdir()):
+                return folder  # whoever claimed it was killed before it was a study
             raise DeployError(
                 f"there is a study named {name} already",
                 fix=f"dflash-deploy tune --resume --name {name}, or choose another name",
@@ -157,6 +167,36 @@ def _claim_fresh(profile_name: str) -> Path:
             folder.mkdir(parents=True)
             return folder
         number += 1
+
+
+def earlier_bests(study: StudyRecord) -> list[tuple[StudyRecord, TrialRecord]]:
+    """Studies of the same service on the same card that were begun before, with their best; newest first.
+
+    What a simulated card came to is no news for another one.
+    """
+    found = []
+    if study.simulated:
+        return []
+    for path in studies_dir().glob("*/study.json"):
+        with suppress(DeployError):
+            other = read_study(path.parent)
+            if other.created < study.created and _same_service(other, study):
+                best = best_trial(other, read_trials(path.parent))
+                if best is not None:
+                    found.append((other, best))
+    return sorted(found, key=lambda one: one[0].created, reverse=True)
+
+
+def _same_service(other: StudyRecord, study: StudyRecord) -> bool:
+    """The same models for the same people on the same card; what else differs is measured anew."""
+    return (
+        not other.simulated
+        and other.card == study.card
+        and other.profile.model.target == study.profile.model.target
+        and other.profile.speculation == study.profile.speculation
+        and other.profile.workload == study.profile.workload
+        and other.profile.objective.optimize == study.profile.objective.optimize
+    )
 
 
 def last_study() -> Path:
@@ -375,10 +415,30 @@ class _Run:
         for known in self._profile.known:
             settings = tidy({**self._profile.flags, **known.flags})
             yield Proposal(settings, f"{KNOWN}{known.name}", f"known: {known.source}")
+        yield from self._earlier()
         for record in self.records:
             if record.outcome == "interrupted":
                 own = {name: value for name, value in record.flags.items() if name not in self._model}
                 yield Proposal(own, record.source, f"trial {record.number} was cut short")
+
+    def _earlier(self) -> Iterator[Proposal]:
+        """The best of this machine's other studies of the same service, the newest first."""
+        for study, best in earlier_bests(self._study)[:_MOST_EARLIER]:
+            settings = {flag: best.flags[flag] for flag in self._profile.search if flag in best.flags}
+            stale = [
+                f"{what} {before}, now {now}"
+                for what, before, now in (
+                    ("SGLang", study.engine_version, self._study.engine_version),
+                    ("driver", study.driver, self._study.driver),
+                )
+                if before != now
+            ]
+            aside = f" (stale: measured with {', '.join(stale)})" if stale else ""
+            yield Proposal(
+                tidy({**self._profile.flags, **settings}),
+                f"{EARLIER}{study.name}",
+                f"the best of study {study.name}{aside}",
+            )
 
     def _outlook(self, candidate: Candidate) -> Outlook:
         if self._launched + 1 >= self._effort.trials:
