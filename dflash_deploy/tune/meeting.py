@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import socket
+import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,13 +60,15 @@ class Meeting(BaseModel):
         Raises:
             DeployError: its client is not installed, or it cannot be reached.
         """
+        from optuna.exceptions import ExperimentalWarning  # noqa: PLC0415
         from optuna.storages import GrpcStorageProxy, RDBStorage  # noqa: PLC0415
         from sqlalchemy.engine import make_url  # noqa: PLC0415
 
         if self.storage.startswith("grpc://"):
             _require("grpc", "grpc")
             host, _, port = self.storage.removeprefix("grpc://").strip("/").rpartition(":")
-            storage = GrpcStorageProxy(host=host.strip("[]"), port=int(port))
+            with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+                storage = GrpcStorageProxy(host=host.strip("[]"), port=int(port))
             try:
                 storage.wait_server_ready(timeout=_CONNECT_S)
             except Exception as error:
@@ -75,12 +79,17 @@ class Meeting(BaseModel):
             _require("psycopg", "postgres")
             # A database may have been made without an encoding, and would then answer in bytes.
             url = url.set(drivername="postgresql+psycopg").update_query_dict({"client_encoding": "utf8"})
-        try:
-            return RDBStorage(
-                url.render_as_string(hide_password=False), engine_kwargs={"pool_pre_ping": True}
-            )
-        except Exception as error:
-            raise self.unreachable(error) from error
+        address = url.render_as_string(hide_password=False)
+        problem: Exception | None = None
+        # Of workers that make the tables at the same moment one succeeds; the others find them soon after.
+        for pause_s in (0.0, 0.5, 2.0):
+            time.sleep(pause_s)
+            try:
+                return RDBStorage(address, engine_kwargs={"pool_pre_ping": True})
+            except Exception as error:  # noqa: BLE001  (of the database's client, whichever it is)
+                problem = error
+        assert problem is not None  # noqa: S101  (there was a try)
+        raise self.unreachable(problem) from problem
 
     def troubles(self) -> tuple[type[Exception], ...]:
         """What the storage raises when it cannot be reached or does not do what it is asked."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -78,18 +79,16 @@ def postgres(programs: Path) -> Iterator[Database]:
                 f"postgresql://{_USER}@{HOST}:{port}/postgres", {"PGPASSFILE": str(folder / "pgpass")}
             )
         finally:
-            server.terminate()  # it asks clients to leave and waits for them
-            try:
-                server.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                server.send_signal(3)
-                server.wait(timeout=30)
+            server.send_signal(signal.SIGINT)  # at once: SIGTERM waits until every client has left
+            server.wait(timeout=60)
     finally:
         shutil.rmtree(folder)
 
 
 def _wait_until_ready(programs: Path, port: int) -> None:
     deadline = time.monotonic() + 60
-    while subprocess.run([programs / "pg_isready", "-q", "-h", HOST, "-p", str(port)], check=False).returncode:
+    while subprocess.run(
+        [programs / "pg_isready", "-q", "-h", HOST, "-p", str(port)], check=False
+    ).returncode:
         assert time.monotonic() < deadline, "PostgreSQL does not answer"
         time.sleep(0.1)
