@@ -328,3 +328,43 @@ def test_a_full_disk_is_told_and_what_has_ended_is_kept(tool):
     assert "error:" in ended.err
     assert tool.trials("s") == before
     assert tool.run("tune", "--resume", "--trials", "2").code == 0
+
+
+def test_a_winner_that_does_not_last_is_out_and_the_next_one_is_proven(tool):
+    # The server dies of its ninth answer: a trial has six, its proof some more.
+    ended = tool.simulate("--trials", "6", "--name", "s", DFLASH_SIM_FAULT="die-after:8")
+    records = tool.trials("s")
+    proofs = [record for record in records.values() if record["proves"]]
+    assert len(proofs) >= 2
+    assert all(record["outcome"] == "unstable" for record in proofs)
+    assert all(record["proof"]["problem"] for record in proofs)
+    assert len({record["proves"] for record in proofs}) == len(proofs), "each of another winner"
+    best = ended.result["best"]
+    assert best is None or best["trial"] not in {record["proves"] for record in proofs}
+
+
+def test_one_launch_measures_other_numbers_of_users_too(tool):
+    ended = tool.simulate("--trials", "1", "--name", "s", "--set", "measure.levels=[1, 2, 3]")
+    assert ended.code == 0, ended.err
+    (record,) = tool.trials("s").values()
+    # Two are the workload's own, and three more than the server takes at once.
+    assert [level["users"] for level in record["levels"]] == [1]
+    assert (
+        record["levels"][0]["total_tokens_per_s"]["median"]
+        < record["measured"]["total_tokens_per_s"]["median"]
+    )
+
+
+def test_what_has_lost_in_its_first_round_is_measured_no_further(tool):
+    ended = tool.simulate(
+        *("--trials", "3", "--least-gain", "0", "--name", "s"),
+        *("--set", "search={speculative-num-draft-tokens: {choices: [2, 8]}}", "--set", "known=[]"),
+        *("--set", "flags.mem-fraction-static=0.92", "--set", "flags.max-running-requests=2"),
+    )
+    assert ended.code == 0, ended.err
+    rounds = {
+        record["flags"]["speculative-num-draft-tokens"]: record["measured"]["rounds"]
+        for record in tool.trials("s").values()
+        if not record["proves"] and "speculative-num-draft-tokens" in record["flags"]
+    }
+    assert rounds == {8: 2, 2: 1}
