@@ -29,6 +29,8 @@ class ModelCard(_Part):
     Attributes:
         path: hub name or folder that the engine loads; None for a head inside its target's checkpoint, and
             for a model that everybody makes for themselves.
+        path_confirmed: somebody has loaded it by that name; else a download by it may find nothing, or
+            another export.
         linear: the recurrent layers, None for a model without any.
         state_dtype: type of the recurrent state that the checkpoint asks for.
         lm_head: type of the output head; ``shared`` where a draft uses its target's.
@@ -47,6 +49,7 @@ class ModelCard(_Part):
     name: str
     role: Literal["target", "draft"]
     path: str | None
+    path_confirmed: bool = True
     architecture: str
     hidden_size: int = Field(gt=0)
     layers: int = Field(gt=0)
@@ -109,6 +112,18 @@ def list_model_cards() -> list[ModelCard]:
         DeployError: a wrong file.
     """
     return [load_model_card(model_id) for model_id in model_ids()]
+
+
+def doubt_of(path: str) -> str:
+    """What to say where a model is to be fetched by a name that nobody has confirmed; empty for any other."""
+    card = next((one for one in list_model_cards() if one.path == path and not one.path_confirmed), None)
+    if card is None:
+        return ""
+    setting = "model.path" if card.role == "target" else "speculation.draft_path"
+    return (
+        f"the name {path} is not confirmed: it follows from its publisher's other names; where the hub has "
+        f"none such, or another export, give yours with --set {setting}=OWNER/NAME or a folder"
+    )
 
 
 def find_model_card(path_or_id: str) -> ModelCard | None:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from dflash_deploy.checkpoint import json_text
+from dflash_deploy.checkpoint.cards import doubt_of
 from dflash_deploy.checkpoint.files import is_plain
 from dflash_deploy.checkpoint.hub_cache import DEFAULT_REVISION, how_to_get, hugging_face_dir, is_commit
 from dflash_deploy.checkpoint.json_text import Fields, invalid, shown
@@ -171,7 +172,7 @@ def _check(response: httpx.Response, name: str) -> None:
         case 404:
             raise DeployError(
                 f"the hub has no {name}, or not in this revision",
-                fix="check the name and the revision",
+                fix=doubt_of(name) or "check the name and the revision",
                 exit_code=ExitCode.MISSING,
             )
         case status:

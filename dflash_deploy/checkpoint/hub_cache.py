@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_deploy.checkpoint.cards import doubt_of
+
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]{0,200}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -44,7 +46,11 @@ def is_revision(revision: str) -> bool:
 
 def how_to_get(name: str) -> str:
     """The command that brings a checkpoint to this machine."""
-    return f"run `hf download {name}` (older: `huggingface-cli download {name}`) where the hub can be reached"
+    command = (
+        f"run `hf download {name}` (older: `huggingface-cli download {name}`) where the hub can be reached"
+    )
+    doubt = doubt_of(name)
+    return f"{command}; {doubt}" if doubt else command
 
 
 def cache_dir() -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_deploy.checkpoint.cards import ModelCard, find_model_card, list_model_cards
+from dflash_deploy.checkpoint.cards import ModelCard, doubt_of, find_model_card, list_model_cards
 from dflash_deploy.engine.launch import Flags
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.cards import Card, card_ids, list_cards, load_card, match_card
@@ -160,7 +160,7 @@ def _model(place: str, revision: object) -> tuple[ModelCard, tuple[str, ...]]:
     is_folder = folder.is_dir()
     if known is not None and not is_folder:
         where = "" if path in (known.id, known.path) else f"{place} is taken for {known.path or known.id}"
-        return known, (where,) if where else ()
+        return known, tuple(note for note in (where, doubt_of(known.path or "")) if note)
     try:
         checkpoint = read_checkpoint(
             str(folder) if is_folder else path, revision=revision if isinstance(revision, str) else None

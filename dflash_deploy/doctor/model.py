@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from dflash_deploy.checkpoint import Checkpoint, mismatches
-from dflash_deploy.checkpoint.cards import ModelCard
+from dflash_deploy.checkpoint.cards import ModelCard, doubt_of
 from dflash_deploy.checkpoint.hub_cache import find_snapshot, how_to_get
 from dflash_deploy.doctor import hashes
 from dflash_deploy.doctor.finding import Answer, failed, passed, unknown, warned
@@ -143,8 +143,10 @@ def _here(model: Model | None) -> Answer | None:
         and _absent(model)
     ):
         size = f" ({model.card.disk_bytes / 1e9:.1f} GB)" if model.card and model.card.disk_bytes else ""
+        doubt = doubt_of(model.place)
         return warned(
-            f"{model.place} is not on this machine yet{size}: the first start would download it",
+            f"{model.place} is not on this machine yet{size}: the first start would download it"
+            + (f"; {doubt}" if doubt else ""),
             f"hf download {model.place}",
         )
     return failed(text, (problem.fix if problem else None) or _again(model))

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_deploy.checkpoint.cards import find_model_card, list_model_cards, load_model_card
+from dflash_deploy.checkpoint.cards import doubt_of, find_model_card, list_model_cards, load_model_card
+from dflash_deploy.checkpoint.hub_cache import how_to_get
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.resources import resource_dir
 from dflash_deploy.yaml_file import InvalidDocument
@@ -89,3 +90,15 @@ def test_a_wrong_card_is_told_with_its_place(own_models: Path, old: str, new: st
     with pytest.raises(InvalidDocument, match=said) as caught:
         load_model_card("qwen3.8-27b-fp8")
     assert str(path) in caught.value.message
+
+
+def test_a_name_that_nobody_has_confirmed_is_told_where_it_is_used() -> None:
+    doubtful = {card.id for card in list_model_cards() if not card.path_confirmed}
+    assert doubtful == {"qwen3.8-27b-w4a16", "qwen3.8-27b-dflash2-w4a16"}
+    for card in list_model_cards():
+        assert bool(doubt_of(card.path or "")) == (card.id in doubtful)
+    target = load_model_card("qwen3.8-27b-w4a16").path
+    assert target is not None
+    assert "--set model.path=" in doubt_of(target)
+    assert "is not confirmed" in how_to_get(target)
+    assert "is not confirmed" not in how_to_get("RadixArk/Qwen3.8-27B-NVFP4")

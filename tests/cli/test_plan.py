@@ -348,3 +348,9 @@ def test_what_is_known_of_a_release_is_told_beside_its_flags():
     assert known & {one["id"] for one in new["advice"]} == {"fp8-bmm-cublas"}
     older_card = planned("--gpu", "rtx-4090", "--sglang", "0.5.23", "--", *command)
     assert not known & {one["id"] for one in older_card["advice"]}
+
+
+def test_a_hub_name_that_nobody_has_confirmed_is_told():
+    found = planned("rtx4090-single-user")
+    assert sum("is not confirmed" in note for note in found["notes"]) == 2
+    assert not any("is not confirmed" in note for note in planned("rtx5090-single-user")["notes"])
