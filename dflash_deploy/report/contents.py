@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,17 @@ from dflash_deploy.report.memory import Comparison, compare
 from dflash_deploy.report.pareto import Spot, spots
 from dflash_deploy.report.schedule import Schedule, schedule_of
 from dflash_deploy.tune.journal import tuner_of
-from dflash_deploy.tune.records import Candidate, StudyRecord, TrialRecord, cut_short, read_study, read_trials
-from dflash_deploy.tune.select import best_trial
+from dflash_deploy.tune.reasons import reasons_of
+from dflash_deploy.tune.records import (
+    Candidate,
+    Proof,
+    StudyRecord,
+    TrialRecord,
+    cut_short,
+    read_study,
+    read_trials,
+)
+from dflash_deploy.tune.select import best_trial, proof_of
 from dflash_deploy.tune.summary import Baseline, Best, baselines_of, best_of
 
 State = Literal["running", "cut short", "at rest"]
@@ -42,6 +51,8 @@ class Report:
         best: the configuration to take, None where none served within the limits.
         best_record: its whole record.
         baselines: settings that somebody knew, held against the best.
+        reasons: why each searched flag of the best is there.
+        proof: what the best went through when it was started again; None where it was not.
         card: None where it is not a known one.
     """
 
@@ -55,6 +66,8 @@ class Report:
     best: Best | None
     best_record: TrialRecord | None
     baselines: tuple[Baseline, ...]
+    reasons: Mapping[str, str]
+    proof: Proof | None
     limits: tuple[LimitKept, ...]
     spots: tuple[Spot, ...]
     schedule: Schedule
@@ -95,6 +108,8 @@ def read_report(folder: Path) -> Report:
         best=best_of(study, best) if best else None,
         best_record=best,
         baselines=tuple(baselines_of(study, trials, best)),
+        reasons=reasons_of(study, best, trials) if best else {},
+        proof=proven.proof if best and (proven := proof_of(best, trials)) else None,
         limits=limits_kept(study, best) if best else (),
         spots=spots(trials),
         schedule=schedule_of(trials, study.time_scale),

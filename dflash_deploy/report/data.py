@@ -36,6 +36,8 @@ def render_json(report: Report) -> str:
         "objective": {"goal": goal, "unit": GOAL_UNITS[goal]},
         "best": report.best,
         "baselines": report.baselines,
+        "reasons": dict(report.reasons),
+        "proof": report.proof,
         "limits": report.limits,
         "pareto": report.spots,
         "timeline": report.schedule.stretches,

@@ -57,6 +57,8 @@ def failures_of(folder: Path, failed: Sequence[TrialRecord]) -> tuple[Failure, .
 
 
 def _diagnosis(folder: Path, trial: TrialRecord) -> tuple[str | None, str | None]:
+    if trial.cause is not None:
+        return trial.cause.cause, trial.cause.fix
     log = trial_folder(folder, trial.number) / "server.log"
     if trial.outcome not in ("failed", "unstable") or not log.is_file():
         return None, None

@@ -14,6 +14,7 @@ from dflash_deploy.report.contents import Report
 from dflash_deploy.report.verdict import verdict
 from dflash_deploy.tune.outlook import duration
 from dflash_deploy.tune.screen import GOAL_UNITS, outcome_line
+from dflash_deploy.tune.summary import proof_line
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$@&]|^[-+=]|(?<=http):|(?<=https):|(?<=www)\.)", re.IGNORECASE)
 """What begins markup, a mention or, as some read it, a link."""
@@ -74,6 +75,12 @@ def _command(report: Report) -> Iterator[str]:
     yield f"{fence}sh"
     yield words.folded(command)
     yield fence
+    yield ""
+    proof = _text(proof_line(report.proof, report.kind))
+    yield f"{proof[0].upper()}{proof[1:]}."
+    if report.reasons:
+        yield ""
+        yield from _table(("flag", "why it is there"), report.reasons.items())
 
 
 def _comparison(report: Report) -> Iterator[str]:

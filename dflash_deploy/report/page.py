@@ -27,7 +27,7 @@ from dflash_deploy.report.verdict import verdict
 from dflash_deploy.resources import resource_dir
 from dflash_deploy.tune.outlook import duration
 from dflash_deploy.tune.screen import GOAL_UNITS
-from dflash_deploy.tune.summary import serving_command
+from dflash_deploy.tune.summary import proof_line, serving_command
 
 _LONGEST_TEXT = 20_000
 _PLOT = (400.0, 300.0)
@@ -52,6 +52,7 @@ def render_page(report: Report) -> str:
         intervals=_intervals(report),
         changes=_changes(report),
         columns=_columns(report),
+        proof=proof_line(report.proof, report.kind),
         plots=_plots(report),
         timeline=_timeline(report),
         memory_bars=_memory_bars(report),

@@ -19,7 +19,7 @@ from dflash_deploy.tune.outlook import Ending
 from dflash_deploy.tune.reasons import reasons_of
 from dflash_deploy.tune.records import Outcome, Predicted, Proof, StudyRecord, TrialRecord
 from dflash_deploy.tune.screen import GOAL_UNITS, figure
-from dflash_deploy.tune.select import KNOWN, Gain, best_trial, gain, proof_of, spread_of
+from dflash_deploy.tune.select import KNOWN, Gain, best_trial, front_of, gain, proof_of, spread_of
 
 
 class _Part(BaseModel):
@@ -92,6 +92,7 @@ class Summary(_Part):
     best: Best | None
     baselines: list[Baseline]
     trials: list[Trial]
+    front: list[int]
     reasons: dict[str, str]
     proof: Proof | None
     unchecked_limits: list[str]
@@ -113,6 +114,7 @@ def summarize(folder: Path, study: StudyRecord, trials: Sequence[TrialRecord], e
         best=best_of(study, best) if best else None,
         baselines=list(baselines_of(study, trials, best)),
         trials=[short(trial) for trial in trials],
+        front=front_of(study.profile, trials),
         reasons=dict(reasons_of(study, best, trials)) if best else {},
         proof=proven.proof if best and (proven := proof_of(best, trials)) else None,
         unchecked_limits=_unchecked(study, best) if best else [],
@@ -154,7 +156,9 @@ def lines(study: StudyRecord, summary: Summary) -> Iterator[str]:
         yield f"  {_against(study, best, baseline)}"
     if summary.unchecked_limits:
         yield f"  could not be checked here: {', '.join(summary.unchecked_limits)}"
-    yield f"  {_proof_line(summary.proof, kind)}"
+    if summary.front:
+        yield f"  no other is better in every objective than these: trials {_numbers(summary.front)}"
+    yield f"  {proof_line(summary.proof, kind)}"
     yield "why each flag that was searched is there:"
     yield from (f"  {flag}: {why}" for flag, why in summary.reasons.items())
     yield "command:"
@@ -164,7 +168,12 @@ def lines(study: StudyRecord, summary: Summary) -> Iterator[str]:
     yield f"next: {summary.next_command}"
 
 
-def _proof_line(proof: Proof | None, kind: str) -> str:
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def proof_line(proof: Proof | None, kind: str) -> str:
+    """What the best went through when it was started again."""
     if proof is None:
         return "not proven: it was not started again and used for long (give the study more launches)"
     free = "" if proof.free_mib is None else f", {proof.free_mib} MiB free at the least"

@@ -71,6 +71,11 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 
+    def close(self) -> None:
+        """The browser, with all its processes."""
+        self._session = ""
+        self.ask("Browser.close")
+
     def show(self, path: Path, *, width: int, dark: bool = False, height: int = 900) -> None:
         """Open a file as a window of that width would."""
         self.ask(
@@ -140,6 +145,7 @@ def chromium(program: str, folder: Path) -> Iterator[Page]:
             page = Page(out, answers)
             page.attach()
             yield page
+            page.close()
     finally:
         process.terminate()
         try:
