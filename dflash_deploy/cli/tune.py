@@ -244,7 +244,8 @@ def _look_or_stop(name: str | None, *, stop: bool) -> None:
     if stop:
         tuner = detached.stop(folder)
         typer.echo(
-            f"study {study.name} was told to stop (process {tuner.process.pid}); what has ended is kept"
+            f"study {study.name} was asked to stop (process {tuner.process.pid}): it finishes its running "
+            "trial first, and stops at once when asked again"
         )
         typer.echo(f"go on with: dflash-deploy tune --resume {study.name}")
         return

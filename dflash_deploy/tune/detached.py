@@ -112,7 +112,7 @@ def require_tuner(folder: Path) -> Tuner:
 
 
 def stop(folder: Path) -> Tuner:
-    """Tell the tuner of a study to stop, as Ctrl-C in its terminal would.
+    """Ask the tuner of a study to stop, as Ctrl-C in its terminal would.
 
     Raises:
         DeployError: nobody works on it.
