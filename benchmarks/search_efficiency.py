@@ -7,9 +7,10 @@
 
 A landscape is a service profile on its card with hidden deviations (``simulator.physics.residuals``) of one
 seed: speed and memory of that very card, which no planner knows. A trial takes milliseconds on a virtual
-clock. All searches have the same budget of launches and the same space. The true best is the best of all that
-any of them found, of 60 configurations at random, and of a climb from the best of these that changes one flag
-and two flags at a time until nothing gets better.
+clock. What dies when everybody has all the context that was promised counts for nothing. All searches have the
+same budget of launches and the same space. The true best is the best of all that any of them found, of 60
+configurations at random, and of a climb from the best of these that changes one flag and two flags at a time
+until nothing gets better.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class Landscape:
     def run(self, settings: Settings) -> TrialRecord:
         return self.trials.run(settings)
 
+    def holds(self, record: TrialRecord) -> bool:
+        shared = model_flags(self.profile, simulated=True)
+        return self.trials.holds({flag: value for flag, value in record.flags.items() if flag not in shared})
+
     def known(self) -> list[Settings]:
         return [tidy({**self.profile.flags, **known.flags}) for known in self.profile.known]
 
@@ -89,15 +94,16 @@ class Landscape:
 
 @dataclass(frozen=True)
 class Played:
-    """What one search came to: the records of its launches, in order, and the objective that it settles on."""
+    """What one search came to: its launches, in order, and the objective that it settles on."""
 
+    land: Landscape
     records: tuple[TrialRecord, ...]
     best: float
 
     def launches_to(self, wanted: float) -> int | None:
-        """Launches until a configuration had been found that comes up to ``wanted``."""
+        """Launches until a configuration had been found that comes up to ``wanted``, and would hold."""
         for number, record in enumerate(self.records, 1):
-            if record.feasible and (record.objective or 0) >= wanted:
+            if record.feasible and (record.objective or 0) >= wanted and self.land.holds(record):
                 return number
         return None
 
@@ -127,10 +133,11 @@ class Forgetful(Search):
         return Experience(self._space)
 
 
-def highest(records: list[TrialRecord]) -> Played:
-    """A search that settles on the highest figure it saw."""
-    best = max((one.objective or 0.0 for one in records if one.feasible), default=0.0)
-    return Played(tuple(records), best)
+def highest(land: Landscape, records: list[TrialRecord]) -> Played:
+    """A search that settles on the highest figure it saw (of those that would hold: nobody told it)."""
+    ordered = sorted((one for one in records if one.feasible), key=lambda one: -(one.objective or 0.0))
+    best = next((one.objective or 0.0 for one in ordered if land.holds(one)), 0.0)
+    return Played(land, tuple(records), best)
 
 
 def lost_in_first(record: TrialRecord, best: TrialRecord | None, goal: Goal) -> bool:
@@ -167,7 +174,7 @@ def ours(
             break
         record = land.trials.run(proposal.settings, number=len(records) + 1, source=proposal.source)
         if proposal.proves is not None:
-            record = land.trials.proven(record, proposal.proves)
+            record = land.trials.proven(record, proposal.proves, proposal.settings)
         elif halving and lost_in_first(record, best_of(land.profile, records), goal):
             record = land.trials.cut(record)
         lesson = search.forecaster.lesson(record)
@@ -176,7 +183,7 @@ def ours(
         search.tell(record)
         records.append(record)
     chosen = best_of(land.profile, records)
-    return Played(tuple(records), (chosen.objective or 0.0) if chosen else 0.0)
+    return Played(land, tuple(records), (chosen.objective or 0.0) if chosen else 0.0)
 
 
 def at_random(land: Landscape) -> Played:
@@ -190,7 +197,7 @@ def at_random(land: Landscape) -> Played:
         if key_of(settings) not in tried:
             tried.add(key_of(settings))
             records.append(land.run(settings))
-    return highest(records)
+    return highest(land, records)
 
 
 def tpe(land: Landscape, *, warm: bool = False) -> Played:
@@ -223,7 +230,7 @@ def tpe(land: Landscape, *, warm: bool = False) -> Played:
         return (records[-1].objective or 0.0) if records[-1].feasible else 0.0
 
     study.optimize(objective, n_trials=BUDGET)
-    return highest(records)
+    return highest(land, records)
 
 
 def grid(land: Landscape) -> Played:
@@ -252,7 +259,7 @@ def grid(land: Landscape) -> Played:
         chosen = dict(zip(reversed(order), values, strict=True))
         settings = {name: value for name, value in {**base, **chosen}.items() if value is not None}
         records.append(land.run(tidy(settings)))
-    return highest(records)
+    return highest(land, records)
 
 
 def cookbook(land: Landscape) -> Played:
@@ -265,7 +272,7 @@ def cookbook(land: Landscape) -> Played:
         "mamba-ssm-dtype": "bfloat16",
         "speculative-num-draft-tokens": 8,
     }
-    return highest([land.run(tidy(recipe))])
+    return highest(land, [land.run(tidy(recipe))])
 
 
 SEARCHES: dict[str, Player] = {
@@ -292,13 +299,12 @@ def true_best(land: Landscape, played: list[Played]) -> float:
     best = -math.inf
     top: dict[str, int] = {}
 
-    def look(places: dict[str, int]) -> bool:
+    def look(places: dict[str, int]) -> None:
         nonlocal best, top
         record = land.run(land.space.settings(places))
         better = record.feasible and record.objective is not None and record.objective > best * (1 + 1e-6)
-        if better:
+        if better and land.holds(record):
             best, top = record.objective or best, places
-        return better
 
     for one in played:
         for record in one.records:
@@ -321,7 +327,7 @@ def true_best(land: Landscape, played: list[Played]) -> float:
         if best <= before:
             break
     # A known setting may have a value that the space does not.
-    return max([best, *(highest(list(one.records)).best for one in played)])
+    return max([best, *(highest(land, list(one.records)).best for one in played)])
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class VirtualCard:
     output_tokens: int
     memory_mib: int
     _known: dict[str, TrialRecord] = field(default_factory=dict)
+    _held: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shared = model_flags(self.profile, simulated=True)
@@ -64,19 +65,49 @@ class VirtualCard:
         spared_s = sum(one.latency_s for one in measured.per_round[1:])
         return record.model_copy(update={"wall_s": record.wall_s - spared_s})
 
-    @staticmethod
-    def proven(record: TrialRecord, number: int) -> TrialRecord:
-        """A trial that starts another's configuration again; no soak on this clock."""
+    def holds(self, settings: dict[str, FlagSetting]) -> bool:
+        """Whether it lives through all that was promised: everybody at once with the whole context."""
+        key = key_of(settings)
+        if key not in self._held:
+            self._held[key] = self._holds(settings)
+        return self._held[key]
+
+    def proven(self, record: TrialRecord, number: int, settings: dict[str, FlagSetting]) -> TrialRecord:
+        """A trial that starts another's configuration again, and what its soak came to."""
+        problem = (
+            None if self.holds(settings) else "died, or left too little memory, with all that was promised"
+        )
         proof = Proof(
             seconds=0.0,
             answer_tokens=0,
             context_tokens=0,
-            promised_tokens=0,
+            promised_tokens=self.profile.workload.context_tokens,
             free_mib=None,
             kv_tokens=record.boot.kv_tokens if record.boot else None,
-            problem=None,
+            problem=problem,
         )
-        return record.model_copy(update={"proves": number, "proof": proof})
+        update: dict[str, object] = {"proves": number, "proof": proof}
+        if problem is not None:
+            update |= {"outcome": "unstable", "feasible": False, "reason": problem}
+        return record.model_copy(update=update)
+
+    def _holds(self, settings: dict[str, FlagSetting]) -> bool:
+        profile = self.profile
+        workload = profile.workload
+        argv = FlagTable.for_version(profile.engine.version).spell(values({**self._shared, **settings}))
+        short = Ask(60, self.output_tokens)
+        full = Ask(workload.context_tokens - 96, 24)
+        run = run_virtual(
+            argv,
+            [[short] * workload.users, [full] * workload.users],
+            card=self.card,
+            seed=self.seed,
+            version=profile.engine.version,
+            env=dict(profile.env),
+        )
+        limit = profile.objective.constraints.get("free_vram_mib")
+        least = limit.min if limit and limit.min is not None else 0.0
+        return run.served and self.memory_mib - run.vram_used_mib >= least
 
     def _run(self, settings: dict[str, FlagSetting]) -> TrialRecord:
         profile = self.profile

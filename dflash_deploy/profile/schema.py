@@ -191,9 +191,14 @@ class Limit(_Part):
 
 
 class Objective(_Part):
-    """The one figure to make best (latency: least, the others: most), within the limits."""
+    """The one figure to make best (latency: least, the others: most), within the limits.
+
+    ``also`` are further ones: the search goes on until it knows what each of them can gain, and a study tells
+    which trials no other is better than in all of them (the Pareto front). The best is still by ``optimize``.
+    """
 
     optimize: Goal
+    also: list[Goal] = Field(default=[], max_length=3)
     constraints: dict[Limited, Limit] = {}
 
 

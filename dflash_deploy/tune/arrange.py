@@ -36,7 +36,7 @@ def arrangements(
     """The ways to divide the memory that are worth a thought.
 
     Of the state cache the least that serves everybody (what it takes beyond, contexts lack); of fractions and
-    token limits every one.
+    token limits every one, by token limits as the space has them.
 
     Args:
         space: of the search.
@@ -49,7 +49,11 @@ def arrangements(
     if least is None:
         return
     chosen = {**places, **least}
-    others = [one for one in memory_dimensions(space) if one.flag not in least]
+    # Few tokens first: they leave the most memory.
+    others = sorted(
+        (one for one in memory_dimensions(space) if one.flag not in least),
+        key=lambda one: one.flag != _TOKENS,
+    )
     for combination in product(*(range(len(one.values)) for one in others)):
         chosen.update(zip((one.flag for one in others), combination, strict=True))
         settings = space.settings(chosen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from typing import Literal
 
 import numpy as np
@@ -36,10 +36,12 @@ PROOF = "proof"
 _MOST_SIMPLER = 3
 """Launches to find out which flags are of no use."""
 _LEAST_CHANCE = 0.35
+_SURE = 0.9
+"""A chance with which no other way to divide the memory is looked for."""
 _DARING = 0.05
 """The chance that is taken while nothing has served yet."""
 _MOST_COMBINATIONS = 1500
-_MOST_LOOKS = 24
+_MOST_LOOKS = 60
 """Combinations whose memory is worked out for one proposal."""
 _NEARLY = 0.9
 """Of the most that a combination could be worth: good enough not to look at the next one."""
@@ -51,7 +53,7 @@ _EFFECTS: Mapping[str, float] = {
     "speculative-draft-window-size": 0.01,
     "attention-backend": 0.02,
     "cuda-graph-bs-decode": 0.006,
-    "kv-cache-dtype": 0.006,
+    "kv-cache-dtype": 0.012,
     "mamba-ssm-dtype": 0.01,
     "disable-prefill-cuda-graph": 0.01,
     "chunked-prefill-size": 0.003,
@@ -126,6 +128,7 @@ class Search:
         self.records: list[TrialRecord] = []
         self._space = space
         self._goal: Goal = goal
+        self._also = [other for other in forecaster.profile.objective.also if other != goal]
         self._rate = rate
         self._shared = dict(shared)
         self._known = list(known)
@@ -135,10 +138,9 @@ class Search:
         self._planned = forecaster.prospect({**shared, **settings}) is not None
         memory = memory_dimensions(space) if self._planned else ()
         self._quick = tuple(one for one in space.dimensions if one not in memory)
-        self._by_context = self._planned and goal == "context_tokens"
-        self._first_forecaster = forecaster
         self._rates: dict[bytes, float] = {}
         self._contexts: dict[bytes, float] = {}
+        self._contexts_by = forecaster
         self._sample = _combinations(self._quick, seed)
 
     def tell(self, record: TrialRecord) -> None:
@@ -156,7 +158,12 @@ class Search:
         for known in self._known:
             if self._key(known.settings) not in tried:
                 return known
-        step = self._explore(tried)
+        step = self._explore(tried, self._goal)
+        for goal in self._also:
+            if isinstance(step, Proposal):
+                return step
+            # The first objective is as good as it gets: what the others can still gain.
+            step = self._explore(tried, goal)
         return step if isinstance(step, Proposal) else self.finish(tried) or step
 
     def finish(self, tried: Collection[str] = ()) -> Proposal | None:
@@ -205,12 +212,13 @@ class Search:
         tried = {self._key(record.flags) for record in self.records} | {self._key(running)}
         return next((one for one in self._known if self._key(one.settings) not in tried), None)
 
-    def _explore(self, tried: set[str]) -> Proposal | Stop:
-        scores = [self._score(record) for record in self.records if record.feasible]
+    def _explore(self, tried: set[str], goal: Goal) -> Proposal | Stop:
+        by_context = self._planned and goal == "context_tokens"
+        scores = [self._value(record, goal) for record in self.records if record.feasible]
         best = max((score for score in scores if score is not None), default=None)
         places = self._candidates()
-        means, spreads = self._expected(self._goal, places)
-        beyond = means - self._prior(self._goal, places)
+        means, spreads = self._expected(goal, places)
+        beyond = means - self._prior(goal, places)
         kept = self._kept(places)
         hopes = _gains(means, spreads, best) * kept
         experience = self._experience()
@@ -222,11 +230,13 @@ class Search:
             if settled or looked >= _MOST_LOOKS or (best is not None and left < self._worth):
                 break
             left = 0.0
-            for arranged in self._ways(places[index], _DARING if best is None else _LEAST_CHANCE):
+            for arranged in self._ways(
+                places[index], _DARING if best is None else _LEAST_CHANCE, every=by_context
+            ):
                 if self._key(arranged.settings) in tried:
                     continue
                 worth = float(hopes[index])
-                if self._by_context and arranged.prospect is not None:
+                if by_context and arranged.prospect is not None:
                     # Only now is it known how much the memory holds.
                     expected = np.minimum(
                         beyond[index : index + 1] + math.log(max(arranged.prospect.context, 1)),
@@ -267,21 +277,25 @@ class Search:
         ]
         return np.asarray(rows, dtype=np.int64).reshape(len(flags), len(self._quick))
 
-    def _ways(self, row: Places, least_chance: float) -> Iterator[Arranged]:
+    def _ways(self, row: Places, least_chance: float, *, every: bool) -> Iterator[Arranged]:
         places = self._named(row)
         if not self._planned:
             settings = self._space.settings(places)
             if self.forecaster.forecast({**self._shared, **settings}).refusal is None:
                 yield Arranged(settings, None)
             return
-        ways = list(
-            arrangements(self._space, self.forecaster, self._shared, places, least_chance=least_chance)
-        )
-        if self._by_context:
+        ways = arrangements(self._space, self.forecaster, self._shared, places, least_chance=least_chance)
+        if every:
             yield from ways
-        elif ways:
-            # Speed is the same in all of them: the surest one, and of those the one that leaves most.
-            yield max(ways, key=_roominess)
+            return
+        # Speed is the same in all of them: the surest one, and of those the one that leaves most.
+        surest: Arranged | None = None
+        for _, alike in groupby(ways, key=lambda way: way.settings.get("max-total-tokens")):
+            surest = max(([surest] if surest else []) + list(alike), key=_roominess)
+            if surest.prospect is not None and surest.prospect.chance > _SURE:
+                break
+        if surest is not None:
+            yield surest
 
     def _expected(self, figure: Goal | Limited, places: Places) -> tuple[Array, Array]:
         """Logarithm of a figure for each combination, with its standard deviation, as far as is known.
@@ -292,10 +306,8 @@ class Search:
         observed = [(record, value) for record, value in values if value is not None]
         seen = self._rows([record.flags for record, _ in observed])
         prior = self._prior(figure, seen)
-        if figure == self._goal and self._by_context:
-            prior = np.asarray(
-                [self._planned_context(self.forecaster, record.flags) for record, _ in observed]
-            )
+        if figure == "context_tokens" and self._planned:
+            prior = np.asarray([self._planned_context(record.flags) for record, _ in observed])
         logs = np.asarray([value for _, value in observed]) - prior
         means, spreads = Surrogate(self._effects(figure), seen, list(logs), NOISE).predict(places)
         return means + self._prior(figure, places), spreads
@@ -303,7 +315,7 @@ class Search:
     def _prior(self, figure: Goal | Limited, places: Places) -> Array:
         if figure in _RATES:
             return np.asarray([self._log_rate(row) for row in places])
-        if figure == self._goal and self._by_context:
+        if figure == "context_tokens" and self._planned:
             return np.asarray([self._log_context(row) for row in places])
         return np.zeros(len(places))
 
@@ -314,27 +326,28 @@ class Search:
         return self._rates[key]
 
     def _log_context(self, row: Places) -> float:
-        """By the plan as it was in the beginning: an order to look at combinations in."""
+        """By the plan as it is now, with all the memory there is: more than any division of it would give."""
+        if self._contexts_by is not self.forecaster:
+            self._contexts, self._contexts_by = {}, self.forecaster
         key = row.tobytes()
         if key not in self._contexts:
-            self._contexts[key] = self._planned_context(self._first_forecaster, self._reference(row))
+            self._contexts[key] = self._planned_context(self._reference(row, least=True))
         return self._contexts[key]
 
     def _most_context(self, settings: Settings) -> float:
         limit = settings.get("max-total-tokens")
         return limit / self.forecaster.profile.workload.users if isinstance(limit, int) else math.inf
 
-    @staticmethod
-    def _planned_context(forecaster: Forecaster, flags: Settings) -> float:
-        prospect = forecaster.prospect(flags)
-        return math.log(max(prospect.context if prospect else 1, 1))
+    def _planned_context(self, flags: Settings) -> float:
+        budget = self.forecaster.budget(flags)
+        return math.log(max(budget.context_per_user if budget else 1, 1))
 
-    def _reference(self, row: Places) -> dict[str, FlagSetting]:
+    def _reference(self, row: Places, *, least: bool = False) -> dict[str, FlagSetting]:
         """The combination with all the memory that the space allows: for what hangs on it alone."""
         places = {one.flag: _largest(one) for one in self._space.dimensions if one not in self._quick}
         places |= self._named(row)
-        if self._by_context:
-            places |= least_states(self._space, self._first_forecaster, self._shared, self._named(row)) or {}
+        if least:
+            places |= least_states(self._space, self.forecaster, self._shared, self._named(row)) or {}
         return {**self._shared, **self._space.settings(places)}
 
     def _named(self, row: Places) -> dict[str, int]:
@@ -365,9 +378,6 @@ class Search:
                 size = _UNKNOWN_EFFECT
             sizes.append(Effect(dimension, size))
         return sizes
-
-    def _score(self, record: TrialRecord) -> float | None:
-        return self._value(record, self._goal)
 
     def _value(self, record: TrialRecord, figure: Goal | Limited) -> float | None:
         """Logarithm of a measured figure, more being better; None where there is none."""

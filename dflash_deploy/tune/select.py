@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dflash_deploy.bench.measurement import RoundFigures, Spread
 from dflash_deploy.profile.schema import Goal, Profile
-from dflash_deploy.tune.limits import LESS_IS_BETTER
+from dflash_deploy.tune.limits import LESS_IS_BETTER, objective_value
 from dflash_deploy.tune.records import StudyRecord, TrialRecord
 from dflash_deploy.tune.space import key_of
 
@@ -61,6 +61,32 @@ def best_of(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | No
     top = max(feasible, key=lambda trial: (_score(trial, goal), -trial.number))
     level = [trial for trial in feasible if not _beats(top, trial, goal)]
     return max(level, key=lambda trial: _simplicity(trial, searched, goal), default=top)
+
+
+def front_of(profile: Profile, trials: Iterable[TrialRecord]) -> list[int]:
+    """Numbers of the trials that no other is better than in one objective and as good as in the others.
+
+    Empty where the profile has one objective only.
+    """
+    goals = [profile.objective.optimize, *profile.objective.also]
+    users = profile.workload.users
+    points = []
+    for trial in _holding(list(trials)):
+        assert trial.measured is not None  # noqa: S101  (what served was measured)
+        assert trial.boot is not None  # noqa: S101
+        values = [objective_value(goal, trial.measured, trial.boot, users) for goal in goals]
+        if None not in values:
+            signs = [-1 if goal in LESS_IS_BETTER else 1 for goal in goals]
+            points.append((trial.number, [s * (v or 0.0) for s, v in zip(signs, values, strict=True)]))
+    if len(goals) < 2:
+        return []
+    return [
+        number
+        for number, point in points
+        if not any(
+            other != point and all(a >= b for a, b in zip(other, point, strict=True)) for _, other in points
+        )
+    ]
 
 
 def proof_of(trial: TrialRecord, trials: Iterable[TrialRecord]) -> TrialRecord | None:
