@@ -122,7 +122,6 @@ def install(
     from dflash_deploy.deploy import configuration as configurations
     from dflash_deploy.deploy import installation
     from dflash_deploy.deploy import service as services
-    from dflash_deploy.deploy.generations import root_of
     from dflash_deploy.deploy.systemctl import Systemd
     from dflash_deploy.deploy.timer import render_timer_units
 
@@ -167,7 +166,6 @@ def install(
     Systemd(manager).require()
     if manager == "user" and not _lingers():
         _tell("note: it runs while you are logged in; to have it from boot on: loginctl enable-linger")
-    root_of(manager).mkdir(parents=True, exist_ok=True)
     done = installation.install(
         steps,
         lambda one: _service(one, manager),
@@ -339,6 +337,7 @@ def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) 
                 f"remove {folder}",
             )
             continue
+        router = _router_folder(service)
         services.uninstall(service)
         typer.echo(f"{service.unit} is taken away: {service.unit_path}, {folder} and its timer are gone")
         cache = Path("/var/cache") / service.unit.removesuffix(".service")
@@ -347,6 +346,20 @@ def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) 
                 f"kept: {cache} (fetched models, compiled kernels)\n"
                 f"  to remove it: rm -rf {cache.resolve()} {cache}"
             )
+        if router is not None:
+            typer.echo(f"kept: {router} (the router's environment)\n  to remove it: rm -rf {router}")
+
+
+def _router_folder(service: Service) -> Path | None:
+    """The environment that was made for a router; None for an engine."""
+    from dflash_deploy.serving_env.router import is_own_place
+
+    current = service.store.current()
+    generation = None if current is None else service.store.generation(current)
+    if generation is None or generation.role != "router":
+        return None
+    folder = Path(generation.argv[0]).parents[1]
+    return folder if is_own_place(folder) else None
 
 
 def _manager(system: bool) -> Manager:

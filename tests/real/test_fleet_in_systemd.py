@@ -89,8 +89,6 @@ def test_requests_go_on_when_an_engine_dies_and_it_is_taken_in_again(tmp_path: P
         ask 4 > /box/asked-4
         journalctl --no-pager > /box/journal
         tool service stop box > /box/stopped || exit 18
-        tool service start box > /box/started 2>&1 || { cat /box/started; exit 19; }
-        ask 2 > /box/asked-5
         tool service uninstall box > /box/gone || exit 20
         ls /etc/systemd/system/dflash-sglang-* /var/lib/dflash-deploy/services 2>/dev/null && exit 21
         exit 0
@@ -104,7 +102,7 @@ def test_requests_go_on_when_an_engine_dies_and_it_is_taken_in_again(tmp_path: P
         "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=0",
         "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1",
     ]  # fmt: skip
-    asked = [(box / f"asked-{number}").read_text().split() for number in (1, 2, 3, 4, 5)]
+    asked = [(box / f"asked-{number}").read_text().split() for number in (1, 2, 3, 4)]
     assert {status for answers in asked for status in answers} == {"200"}
     assert (box / "refused").read_text().split() == ["401"]
     listening = (box / "listening").read_text().split()

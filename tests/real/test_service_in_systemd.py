@@ -273,8 +273,8 @@ def test_a_persons_own_service(box: Path):
         rm /box/env-30000; rm -r $units/$unit.service.d; systemctl --user daemon-reload
         hasten $units --user
         until_ 60 sh -c "journalctl --user-unit $timer -o cat | grep -q 'restarting $unit'" || exit 16
+        until_ 60 sh -c "systemctl --user show -p MainPID --value $unit | grep -vx $dead" || exit 17
         until_ 60 served; served >> /box/served
-        [ "$(systemctl --user show -p MainPID --value $unit)" != $dead ] || exit 17
         rm -r $units
         tool service uninstall --user box || exit 12
         find ~/.config ~/.local/share -name '*dflash*' -type f | grep . && exit 14

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -45,15 +46,13 @@ _ANY = st.text(
 _WORD = st.one_of(_HOSTILE, _ANY)
 _NAME = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True).map("T_{}".format)
 
-_DUMP = f"""#!{_PYTHON}
-import json, os, sys
-seen = {{
-    "argv": [os.fsencode(word).hex() for word in sys.argv[1:]],
-    "env": {{name: os.fsencode(value).hex() for name, value in os.environ.items() if name.startswith("T_")}},
-}}
-with open("/box/seen", "a") as file:
-    print(json.dumps(seen), file=file)
+# What the kernel was given, as it tells it itself.
+_DUMP = """#!/bin/sh
+cat /proc/$$/cmdline > /box/seen/{unit}-$$.argv
+cat /proc/$$/environ > /box/seen/{unit}-$$.env
 """
+_UNITS = 8
+_COMMANDS = 32
 
 
 @settings(
@@ -63,25 +62,47 @@ with open("/box/seen", "a") as file:
     suppress_health_check=list(HealthCheck),
 )
 @given(
-    commands=st.lists(st.lists(_WORD, max_size=6), min_size=248, max_size=248),
+    words=st.lists(_WORD, min_size=100, max_size=100),
     env=st.dictionaries(_NAME, _WORD, min_size=10, max_size=10),
+    mixed=st.randoms(use_true_random=False),
 )
-def test_arguments_and_variables_arrive_byte_for_byte(tmp_path_factory, commands, env):
+def test_arguments_and_variables_arrive_byte_for_byte(tmp_path_factory, words, env, mixed):
+    """1,024 commands in four boots, of 400 generated words."""
     folder = tmp_path_factory.mktemp("box")
-    program = folder / "pro gram 100%é;"
-    program.write_text(_DUMP)
-    program.chmod(0o755)
-    commands.append(["", ";", "\\", "%n", "%%", "$HOME", "${HOME}", "$$", "$", '"', "'", "\\n"])
-    commands.append(["a\\", "#", " "])
-    lines = ["[Service]", "Type=oneshot"]
-    lines += [f"Environment={escape.environment_assignment(*item)}" for item in env.items()]
-    lines += [f"ExecStart={escape.command_line(f'/box/{program.name}', words)}" for words in commands]
-    (folder / "echo.service").write_text("\n".join(lines) + "\n")
-    boot(folder, "cp /box/echo.service /run/systemd/system/; systemctl daemon-reload; systemctl start echo")
+    (folder / "seen").mkdir()
+    mixing = random.Random(mixed.getrandbits(32))  # noqa: S311 - no secret
+    commands = [
+        [mixing.choices(words, k=mixing.randrange(7)) for _ in range(_COMMANDS)] for _ in range(_UNITS)
+    ]
+    commands[0].append(["", ";", "\\", "%n", "%%", "$HOME", "${HOME}", "$$", "$", '"', "'", "\\n"])
+    commands[0].append(["a\\", "#", " "])
+    assignments = [f"Environment={escape.environment_assignment(*item)}" for item in env.items()]
+    for unit, its_commands in enumerate(commands):
+        program = folder / f"pro gram 100%é;{unit}"
+        program.write_text(_DUMP.format(unit=unit))
+        program.chmod(0o755)
+        lines = [f"ExecStart={escape.command_line(f'/box/{program.name}', one)}" for one in its_commands]
+        text = "\n".join(["[Service]", "Type=oneshot", *assignments, *lines, ""])
+        (folder / f"echo-{unit}.service").write_text(text)
+    boot(
+        folder,
+        "cp /box/echo-*.service /run/systemd/system/; systemctl daemon-reload; "
+        f"systemctl start echo-{{0..{_UNITS - 1}}}",
+    )
 
-    seen = [json.loads(line) for line in (folder / "seen").read_text().splitlines()]
-    assert [one["argv"] for one in seen] == [[word.encode().hex() for word in words] for words in commands]
-    assert all(one["env"] == {name: value.encode().hex() for name, value in env.items()} for one in seen)
+    for unit, its_commands in enumerate(commands):
+        seen = sorted((folder / "seen").glob(f"{unit}-*.argv"), key=lambda path: int(path.stem[2:]))
+        # The first two words are the shell and the script.
+        assert [path.read_bytes().split(b"\0")[2:-1] for path in seen] == [
+            [word.encode() for word in one] for one in its_commands
+        ]
+        for path in seen:
+            got = dict(
+                line.split(b"=", 1) for line in path.with_suffix(".env").read_bytes().split(b"\0")[:-1]
+            )
+            assert {name: value for name, value in got.items() if name.startswith(b"T_")} == {
+                name.encode(): value.encode() for name, value in env.items()
+            }
 
 
 # Stands for the engine: a main process with a child, which answers /health a while after it listens.
@@ -258,4 +279,6 @@ def test_status_finds_running_and_failed_units(box):
     assert servers["box"]["url"] == "http://127.0.0.1:30000"
     assert servers["box"]["unit"]["active"] == "active"
     assert servers["dies"]["health"] == "unhealthy"
-    assert "journalctl -u dflash-sglang-dies.service" in (box / "dies").read_text()
+    assert "dflash-deploy diagnose --unit dflash-sglang-dies.service" in " ".join(
+        (box / "dies").read_text().split()
+    )
