@@ -45,6 +45,33 @@ def test_adopted_and_described(sglang: RealSglang) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
+def test_made_from_the_index_saved_put_back_and_removed() -> None:
+    """An early release, because it is small; what is done is the same for any."""
+    made = tool("env", "create", "early", "--version", "0.1.5")
+    assert made.returncode == 0, made.stderr
+    python = Path(made.stdout.strip())
+    folder = python.parents[1]
+    before = contents(folder)
+    assert tool("env", "backup", "early").returncode == 0
+    for path in folder.rglob("site-packages/requests*"):
+        shutil.rmtree(path)
+    assert contents(folder) != before
+    restored = tool("env", "restore", "early")
+    assert restored.returncode == 0, restored.stderr
+    assert contents(folder) == before
+    assert subprocess.run([python, "-c", "import requests"], check=False).returncode == 0
+    doctor = tool("env", "doctor", "early")
+    assert doctor.returncode == ExitCode.FAILED
+    assert "release-without-dflash2" in doctor.stdout
+    assert tool("env", "remove", "early").returncode == 0
+    assert not folder.exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 _ASK = """
 import json, sys
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptMixedPrecisionConfig
