@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import jinja2
@@ -33,6 +34,7 @@ _LONGEST_TEXT = 20_000
 _PLOT = (400.0, 300.0)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 388.0, 12.0, 244.0
 _BAR = 1000.0
+_LABEL = 18.0
 _MOST_BASELINES = 3
 
 
@@ -226,6 +228,7 @@ def _plot(report: Report, across: tuple[str, list[float]], up: tuple[str, list[f
         )
         for spot, right, high in zip(report.spots, across[1], up[1], strict=True)
     ]
+    marks = _without_overlaps(marks)
     fronts = sorted((mark.x, mark.y) for mark, spot in zip(marks, report.spots, strict=True) if spot.front)
     lost = [trial for trial in report.launched if trial.number not in {spot.number for spot in report.spots}]
     return Plot(
@@ -240,6 +243,16 @@ def _plot(report: Report, across: tuple[str, list[float]], up: tuple[str, list[f
             for place, trial in enumerate(lost[:20])
         ],
     )
+
+
+def _without_overlaps(marks: Sequence[Mark]) -> list[Mark]:
+    """Labels for the best and the front, as far as none covers another."""
+    labelled: list[Mark] = []
+    for mark in sorted(marks, key=lambda one: one.kind != "best"):
+        wanted = mark.kind in ("best", "front")
+        if wanted and all(math.dist((mark.x, mark.y), (one.x, one.y)) > _LABEL for one in labelled):
+            labelled.append(mark)
+    return [mark if mark in labelled else replace(mark, label="") for mark in marks]
 
 
 def _kind_of(report: Report, spot: Spot) -> str:

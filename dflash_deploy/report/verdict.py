@@ -27,6 +27,8 @@ def verdict(report: Report) -> str:
         others = f"; nothing else in {_count(launches)} is distinguishably better" if launches > 1 else ""
         return _sentence(f"{so_far}keep {own.name}: {value}{others}")
     against = next((words for one in report.baselines if (words := _against(one))), "")
+    if not against and report.baselines:
+        against = f", where {report.baselines[0].name} did not serve"
     return _sentence(f"{so_far}take trial {best.trial}, the best of {_count(launches)}: {value}{against}")
 
 

@@ -198,6 +198,19 @@ def test_when_nothing_beats_the_known_setting_it_is_kept(tmp_path):
     )
 
 
+def test_a_known_setting_that_does_not_serve_is_no_measure(tmp_path):
+    trials = [
+        samples.trial(1, source="known:hand-tuned", reason="sizing: no memory"),
+        samples.trial(2, rounds=(101.0, 101.0)),
+    ]
+    report = read_report(study_of(trials, tmp_path))
+    assert verdict(report) == (
+        "Take trial 2, the best of 2 launches: 101.00 tokens/s in all (simulated), "
+        "where hand-tuned did not serve."
+    )
+    assert "sizing: no memory" in Page(render_page(report)).words
+
+
 def test_a_study_that_runs_and_one_that_was_cut_short(tmp_path):
     folder = usual(tmp_path)
     begun = Candidate(number=7, source="search", flags={}, started=datetime(2026, 1, 1, tzinfo=UTC))
