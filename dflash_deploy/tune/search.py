@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from dflash_deploy.plan.candidates import MEMORY_FLAGS
 from dflash_deploy.profile.schema import FlagSetting, Goal, Limit, Limited
 from dflash_deploy.tune.arrange import Arranged, arrangements, least_states, memory_dimensions
 from dflash_deploy.tune.feasible import Forecaster
@@ -183,12 +182,9 @@ class Search:
 
     @property
     def _judge(self) -> Judge:
-        searched = [dimension.flag for dimension in self._space.dimensions if self._may_go(dimension)]
+        # Without a plan nobody knows what the engine's own choice would come to.
+        searched = [dimension.flag for dimension in self._space.dimensions] if self._planned else []
         return Judge(self.forecaster, self._rate, self._goal, self._shared, searched)
-
-    def _may_go(self, dimension: Dimension) -> bool:
-        # Without a plan nobody knows what the engine would make of its memory.
-        return self._planned or dimension.flag not in MEMORY_FLAGS
 
     def _simpler(self, best: TrialRecord, tried: Collection[str]) -> Proposal | None:
         """The best without the flags that the plan sees no reason for: all of them, then one each."""

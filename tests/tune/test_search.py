@@ -8,6 +8,7 @@ import pytest
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import model_flags
+from dflash_deploy.tune.records import Proof
 from dflash_deploy.tune.search import Proposal, Search, Stop
 from dflash_deploy.tune.space import key_of, space_of, tidy
 
@@ -38,6 +39,8 @@ class Played:
                 break
             self.whys.append(step.why)
             record = self.card.run(step.settings, number=len(self.records) + 1, source=step.source)
+            if step.proves is not None:
+                record = self.card.proven(record, step.proves, step.settings)
             self.tell(search, record)
             self.records.append(record)
 
@@ -84,12 +87,14 @@ def test_known_settings_come_first_and_little_is_launched_after_them(four_users)
     assert four_users.records[0].source == "known:hand-tuned"
     assert four_users.stop.reason == "gain"
     assert "less than the noise" in four_users.stop.why
-    assert len(four_users.records) <= 10
+    assert len(four_users.records) <= 12
     assert four_users.best > 1.01 * four_users.records[0].objective
+    assert four_users.records[-1].proof.problem is None, "the last launch proves the best"
 
 
 def test_nothing_is_launched_twice_and_nothing_runs_out_of_memory(four_users):
-    assert len({key_of(record.flags) for record in four_users.records}) == len(four_users.records)
+    tried = [key_of(record.flags) for record in four_users.records if record.proves is None]
+    assert len(set(tried)) == len(tried)
     assert {record.outcome for record in four_users.records} <= {"served", "infeasible"}
     assert all(four_users.whys)
 
@@ -135,6 +140,20 @@ def play(search, value, count=40):
         step = search.ask()
         if isinstance(step, Stop):
             return records, step
+        if step.proves is not None:
+            proof = Proof(
+                seconds=1.0,
+                answer_tokens=64,
+                context_tokens=64,
+                promised_tokens=64,
+                free_mib=None,
+                kv_tokens=None,
+                problem=None,
+            )
+            again = trial(len(records) + 1, (100.0,), flags=step.settings, proves=step.proves, proof=proof)
+            search.tell(again)
+            records.append(again)
+            continue
         found = value(step.settings)
         record = (
             trial(len(records) + 1, (found,), flags=step.settings, boot=boot())
@@ -152,7 +171,8 @@ def test_a_small_space_is_tried_out_and_then_there_is_nothing_left():
     search = searched({"max-running-requests": {"choices": [1, 2, 3, 4, 5]}})
     records, stop = play(search, lambda _: 100.0)
     # Fewer than two users at once would be of no use.
-    assert sorted(record.flags["max-running-requests"] for record in records) == [2, 3, 4, 5]
+    tried = [record.flags["max-running-requests"] for record in records if record.proves is None]
+    assert sorted(tried) == [2, 3, 4, 5]
     assert stop.reason in ("exhausted", "gain")
 
 
