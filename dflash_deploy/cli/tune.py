@@ -209,11 +209,12 @@ def tune(
                 if meeting is not None:  # the other workers did not take it: the folder is for nothing
                     discard_untried(folder)
                 raise
-    summary = summarize(folder, study, records, ending)
-    for line in lines(study, summary):
-        typer.echo(line, err=json)
-    if json:
-        typer.echo(summary.model_dump_json())
+        # Within, for impatience is not to cut this short either.
+        summary = summarize(folder, study, records, ending)
+        for line in lines(study, summary):
+            typer.echo(line, err=json)
+        if json:
+            typer.echo(summary.model_dump_json())
     if ending == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if summary.best is None:

@@ -27,7 +27,7 @@ LOG = "tune.log"
 
 _POLL_S = 0.25
 _START_S = 60.0
-_LAST_LINES = 5
+_LAST_LINES = 12
 
 
 def leave_terminal(folder: Path) -> Tuner | None:

@@ -69,17 +69,17 @@ def front_of(profile: Profile, trials: Iterable[TrialRecord]) -> list[int]:
     Empty where the profile has one objective only.
     """
     goals = [profile.objective.optimize, *profile.objective.also]
+    if len(goals) < 2:
+        return []
     users = profile.workload.users
     points = []
     for trial in _holding(list(trials)):
-        assert trial.measured is not None  # noqa: S101  (what served was measured)
-        assert trial.boot is not None  # noqa: S101
+        if trial.measured is None or trial.boot is None:
+            continue
         values = [objective_value(goal, trial.measured, trial.boot, users) for goal in goals]
         if None not in values:
             signs = [-1 if goal in LESS_IS_BETTER else 1 for goal in goals]
             points.append((trial.number, [s * (v or 0.0) for s, v in zip(signs, values, strict=True)]))
-    if len(goals) < 2:
-        return []
     return [
         number
         for number, point in points

@@ -21,7 +21,9 @@ from .conftest import RealSglang
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2400)]
 
 STUDY = "real-lane"
-TRIALS = 4
+TRIALS = 5
+"""The last one is the proof of the best: started again, and used up to all that was promised."""
+THOROUGH = ("--trials", str(TRIALS), "--least-gain", "0")
 PATIENCE_S = 900
 
 
@@ -29,7 +31,7 @@ def test_a_study_that_is_killed_midway_is_resumed_and_finds_the_best(sglang, tmp
     output = tmp_path / "output"
     with output.open("w") as file:
         tuner = subprocess.Popen(
-            command(sglang, "--trials", str(TRIALS), "--name", STUDY), stdout=file, stderr=subprocess.STDOUT
+            command(sglang, *THOROUGH, "--name", STUDY), stdout=file, stderr=subprocess.STDOUT
         )
         try:
             wait_for(lambda: len(ended()) == 2 and serving_children(tuner.pid), tuner, output)
@@ -41,13 +43,15 @@ def test_a_study_that_is_killed_midway_is_resumed_and_finds_the_best(sglang, tmp
     kept = ended()
     assert len(kept) == 2
 
+    before = time.monotonic()
     resumed = subprocess.run(
-        [sys.executable, "-m", "dflash_deploy", "tune", STUDY, "--resume", "--trials", str(TRIALS), "--json"],
+        [sys.executable, "-m", "dflash_deploy", "tune", STUDY, "--resume", *THOROUGH, "--json"],
         check=False,
         capture_output=True,
         text=True,
     )
     assert resumed.returncode == 0, resumed.stderr
+    print_overhead(time.monotonic() - before, kept)
     assert {name: ended()[name] for name in kept} == kept
     result = json.loads(resumed.stdout)
     check_result(result)
@@ -55,14 +59,26 @@ def test_a_study_that_is_killed_midway_is_resumed_and_finds_the_best(sglang, tmp
     assert processes_of_this_test() == []
 
 
+def print_overhead(lasted_s: float, kept: dict[str, str]) -> None:
+    """How much of a run was neither launching nor measuring; it starts the command and thinks."""
+    trials = [json.loads(content) for name, content in ended().items() if name not in kept]
+    in_trials_s = sum(trial["wall_s"] for trial in trials if trial["outcome"] != "interrupted")
+    share = 1 - in_trials_s / lasted_s
+    print(f"\nnot in a trial: {lasted_s - in_trials_s:.1f} of {lasted_s:.1f} s, {share:.1%} (measured)")
+
+
 def check_result(result) -> None:
     trials = [json.loads(content) for content in ended().values()]
     served = [trial for trial in trials if trial["outcome"] == "served"]
     assert [trial["outcome"] for trial in trials].count("interrupted") == 1
     assert len(served) == TRIALS == len(trials) - 1
-    # What was cut short was tried again, and nothing else twice.
+    # What was cut short was tried again, and nothing else twice but the winner.
+    (proof,) = (trial["proof"] for trial in served if trial["proves"])
+    assert proof["problem"] is None
+    assert 0.9 * 1024 < proof["context_tokens"] <= 1024
+    served = [trial for trial in served if not trial["proves"]]
     searched = [json.dumps(trial["flags"], sort_keys=True) for trial in served]
-    assert len(set(searched)) == TRIALS
+    assert len(set(searched)) == TRIALS - 1
     for trial in served:
         check_trial(trial)
     by_drafts = sorted(served, key=lambda trial: trial["flags"]["speculative-num-draft-tokens"])
@@ -70,7 +86,8 @@ def check_result(result) -> None:
     best = result["best"]
     assert not result["simulated"]
     assert not best["simulated"]
-    assert best["objective"] == max(trial["objective"] for trial in served)
+    # Of what cannot be told apart the simplest is taken, not the luckiest.
+    assert best["objective"] >= 0.98 * max(trial["objective"] for trial in served)
     assert [baseline["name"] for baseline in result["baselines"]] == ["first-boot"]
     assert "sglang.launch_server" in best["command"]
 

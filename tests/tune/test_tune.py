@@ -117,7 +117,7 @@ def test_signals_stop_the_server_and_keep_what_has_ended(tool, numbers):
     wait_for(lambda: 1 in tool.trials("s") and tool.servers())
     for number in numbers:
         process.send_signal(number)
-        time.sleep(0.1)  # two of a kind at once may be delivered as one
+        time.sleep(0.02)  # two of a kind at once may be delivered as one
     out, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED, err
     assert not tool.servers()
@@ -250,7 +250,7 @@ def test_a_small_space_ends_when_it_is_tried_out(tool):
         *("--set", "flags.mem-fraction-static=0.92", "--set", "known=[]"),
     )
     assert ended.result["ended_by"] == "exhausted", ended.err
-    assert len(ended.result["trials"]) == 2
+    assert [trial["source"] for trial in ended.result["trials"]] == ["search", "search", "proof"]
 
 
 def test_no_time_is_no_trial(tool):
