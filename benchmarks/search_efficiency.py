@@ -50,7 +50,7 @@ PROFILES = (
     "rtx3090-single-user",
     "h200",
 )
-SEEDS = (9101, 9102, 9103, 9104)
+SEEDS = (9201, 9202, 9203, 9204)
 BUDGET = 40
 NEAR = 0.98
 OUTPUT_TOKENS = 256

@@ -54,6 +54,8 @@ def arrangements(
         (one for one in memory_dimensions(space) if one.flag not in least),
         key=lambda one: one.flag != _TOKENS,
     )
+    if not _any_hope(space, forecaster, shared, chosen):
+        return
     for combination in product(*(range(len(one.values)) for one in others)):
         chosen.update(zip((one.flag for one in others), combination, strict=True))
         settings = space.settings(chosen)
@@ -62,6 +64,23 @@ def arrangements(
         prospect = forecaster.prospect({**shared, **settings})
         if prospect is not None and prospect.chance >= least_chance:
             yield Arranged(settings, prospect)
+
+
+def _any_hope(space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int]) -> bool:
+    """One look that spares many: with the fewest tokens that do and all the memory, or in no other way.
+
+    True where there is no limit on tokens to choose: then more memory is not always better.
+    """
+    tokens = next((one for one in memory_dimensions(space) if one.flag == _TOKENS), None)
+    limits = [value for value in tokens.values if isinstance(value, int)] if tokens else []
+    workload = forecaster.profile.workload
+    enough = [limit for limit in limits if limit >= workload.users * workload.context_tokens]
+    if tokens is None or not enough:
+        return True
+    most = {one.flag: len(one.values) - 1 for one in memory_dimensions(space) if one.flag not in places}
+    settings = space.settings({**most, **places, _TOKENS: tokens.values.index(min(enough))})
+    prospect = forecaster.prospect({**shared, **settings})
+    return prospect is not None and prospect.chance > 0
 
 
 def least_states(

@@ -40,8 +40,8 @@ _SURE = 0.9
 _DARING = 0.05
 """The chance that is taken while nothing has served yet."""
 _MOST_COMBINATIONS = 1500
-_MOST_LOOKS = 60
-"""Combinations whose memory is worked out for one proposal."""
+_MOST_LOOKS, _MOST_FITTING = 600, 60
+"""Combinations whose memory is worked out for one proposal, and those of them that fit."""
 _NEARLY = 0.9
 """Of the most that a combination could be worth: good enough not to look at the next one."""
 
@@ -54,7 +54,8 @@ _EFFECTS: Mapping[str, float] = {
     "cuda-graph-bs-decode": 0.006,
     "kv-cache-dtype": 0.012,
     "mamba-ssm-dtype": 0.01,
-    "disable-prefill-cuda-graph": 0.01,
+    # The prior knows nothing of the time to the first token, which is part of a whole answer's.
+    "disable-prefill-cuda-graph": 0.03,
     "chunked-prefill-size": 0.003,
     "disable-radix-cache": 0.002,
     "mamba-radix-cache-strategy": 0.002,
@@ -220,15 +221,19 @@ class Search:
         experience = self._experience()
         chosen: Arranged | None = None
         most, left = 0.0, 0.0
+        fitting = 0
         for looked, index in enumerate(np.argsort(-hopes)):
             left = float(hopes[index])
             settled = chosen is not None and left * _NEARLY <= most
-            if settled or looked >= _MOST_LOOKS or (best is not None and left < self._worth):
+            spent = fitting >= _MOST_FITTING or looked >= _MOST_LOOKS
+            if settled or spent or (best is not None and left < self._worth):
                 break
             left = 0.0
+            fits = False
             for arranged in self._ways(
                 places[index], _DARING if best is None else _LEAST_CHANCE, every=by_context
             ):
+                fits = True
                 if self._key(arranged.settings) in tried:
                     continue
                 worth = float(hopes[index])
@@ -243,6 +248,7 @@ class Search:
                 worth *= arranged.prospect.chance if arranged.prospect else 1.0
                 if worth > most:
                     chosen, most = arranged, worth
+            fitting += fits
         if chosen is None and not left:
             return Stop("exhausted", "every configuration that could serve has been tried")
         if chosen is None or (best is not None and most < self._worth):

@@ -142,7 +142,8 @@ def _beats(trial: TrialRecord, over: TrialRecord, goal: Goal) -> bool:
     found = gain(trial, over, goal)
     if found is None:
         return True
-    return found.median > _PLAIN or (found.low > 0 and found.median > NOISE)
+    whole = _better_by(trial.objective or 0.0, over.objective or 0.0, goal)
+    return max(found.median, whole) > _PLAIN or (found.low > 0 and found.median > NOISE)
 
 
 def _simplicity(
