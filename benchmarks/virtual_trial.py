@@ -41,7 +41,7 @@ class VirtualCard:
     output_tokens: int
     memory_mib: int
     _known: dict[str, TrialRecord] = field(default_factory=dict)
-    _held: dict[str, bool] = field(default_factory=dict)
+    _held: dict[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shared = model_flags(self.profile, simulated=True)
@@ -67,10 +67,10 @@ class VirtualCard:
 
     def holds(self, settings: dict[str, FlagSetting]) -> bool:
         """Whether it lives through all that was promised: everybody at once with the whole context."""
-        key = key_of(settings)
-        if key not in self._held:
-            self._held[key] = self._holds(settings)
-        return self._held[key]
+        free_mib = self._least_free_mib(settings)
+        limit = self.profile.objective.constraints.get("free_vram_mib")
+        least = limit.min if limit and limit.min is not None else 0.0
+        return free_mib is not None and free_mib >= least
 
     def proven(self, record: TrialRecord, number: int, settings: dict[str, FlagSetting]) -> TrialRecord:
         """A trial that starts another's configuration again, and what its soak came to."""
@@ -82,7 +82,7 @@ class VirtualCard:
             answer_tokens=0,
             context_tokens=0,
             promised_tokens=self.profile.workload.context_tokens,
-            free_mib=None,
+            free_mib=self._least_free_mib(settings),
             kv_tokens=record.boot.kv_tokens if record.boot else None,
             problem=problem,
         )
@@ -91,23 +91,25 @@ class VirtualCard:
             update |= {"outcome": "unstable", "feasible": False, "reason": problem}
         return record.model_copy(update=update)
 
-    def _holds(self, settings: dict[str, FlagSetting]) -> bool:
-        profile = self.profile
-        workload = profile.workload
-        argv = FlagTable.for_version(profile.engine.version).spell(values({**self._shared, **settings}))
-        short = Ask(60, self.output_tokens)
-        full = Ask(workload.context_tokens - 96, 24)
+    def _least_free_mib(self, settings: dict[str, FlagSetting]) -> int | None:
+        """Memory left under all that was promised; None where it died of it."""
+        key = key_of(settings)
+        if key not in self._held:
+            self._held[key] = self._soaked(settings)
+        return self._held[key]
+
+    def _soaked(self, settings: dict[str, FlagSetting]) -> int | None:
+        workload, version = self.profile.workload, self.profile.engine.version
+        short, full = Ask(60, self.output_tokens), Ask(workload.context_tokens - 96, 24)
         run = run_virtual(
-            argv,
+            FlagTable.for_version(version).spell(values({**self._shared, **settings})),
             [[short] * workload.users, [full] * workload.users],
             card=self.card,
             seed=self.seed,
-            version=profile.engine.version,
-            env=dict(profile.env),
+            version=version,
+            env=dict(self.profile.env),
         )
-        limit = profile.objective.constraints.get("free_vram_mib")
-        least = limit.min if limit and limit.min is not None else 0.0
-        return run.served and self.memory_mib - run.vram_used_mib >= least
+        return self.memory_mib - run.vram_used_mib if run.served else None
 
     def _run(self, settings: dict[str, FlagSetting]) -> TrialRecord:
         profile = self.profile

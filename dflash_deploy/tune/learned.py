@@ -148,9 +148,12 @@ def ran_out(record: TrialRecord) -> bool:
 def _lacking_mib(record: TrialRecord, forecaster: Forecaster) -> float | None:
     """How much more should have been free; None where enough was, or where nobody looked."""
     limit = forecaster.profile.objective.constraints.get("free_vram_mib")
-    if "free_vram_mib" not in record.violations or limit is None or limit.min is None:
+    if limit is None or limit.min is None:
         return None
-    return record.violations["free_vram_mib"] * limit.min
+    if record.proof is not None and record.proof.free_mib is not None:
+        lacking = limit.min - record.proof.free_mib
+        return lacking if lacking > 0 else None
+    return record.violations["free_vram_mib"] * limit.min if "free_vram_mib" in record.violations else None
 
 
 def _more(own: FlagSetting | None, other: FlagSetting | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -123,7 +124,10 @@ def lost_already(rounds: Sequence[RoundFigures], best: TrialRecord | None, goal:
 
 
 def _holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    failed = {key_of(one.flags) for one in trials if one.proves is not None and _fell(one)}
+    fell = [one for one in trials if one.proves is not None and _fell(one)]
+    failed = {key_of(one.flags) for one in fell}
+    # What had no more memory free than one that then had too little of it would go the same way.
+    tight = min((_used_mib(one) for one in fell if _starved(one)), default=math.inf)
     return [
         trial
         for trial in trials
@@ -131,7 +135,19 @@ def _holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
         and trial.objective is not None
         and trial.proves is None
         and key_of(trial.flags) not in failed
+        and _used_mib(trial) < tight
     ]
+
+
+def _starved(proof: TrialRecord) -> bool:
+    """It had enough memory while it was measured, and too little for all that was promised."""
+    told = proof.measured is not None and proof.measured.vram_used_mib is not None
+    return told and proof.proof is not None and proof.proof.free_mib is not None
+
+
+def _used_mib(trial: TrialRecord) -> float:
+    used = trial.measured.vram_used_mib if trial.measured else None
+    return -math.inf if used is None else used
 
 
 def _fell(proof: TrialRecord) -> bool:
