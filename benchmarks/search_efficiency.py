@@ -7,8 +7,8 @@
 
 A landscape is a service profile on its card with hidden deviations (``simulator.physics.residuals``) of one
 seed: speed and memory of that very card, which no planner knows. A trial takes milliseconds on a virtual
-clock. What dies when everybody has all the context that was promised counts for nothing. All searches have the
-same budget of launches and the same space. The true best is the best of all that any of them found, of 60
+clock. What dies when everybody has all the context that was promised counts for nothing. All searches have
+the same budget of launches and the same space. The true best is the best of all that any of them found, of 60
 configurations at random, and of a climb from the best of these that changes one flag and two flags at a time
 until nothing gets better.
 """
@@ -340,6 +340,7 @@ class Row:
     starved: list[int]
     regret: list[float]
     total: list[int]
+    total_minutes: list[float]
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -354,6 +355,7 @@ class Row:
             "regret_median": statistics.median(self.regret),
             "regret_p90": p90(self.regret),
             "launched_median": statistics.median(self.total),
+            "all_minutes_median": statistics.median(self.total_minutes),
         }
 
 
@@ -382,13 +384,14 @@ def rows(lands: list[Landscape], searches: dict[str, Player], *, verbose: bool) 
             [one.starved for one in found],
             regret,
             [len(one.records) for one in found],
+            [sum(record.wall_s for record in one.records) / 60 for one in found],
         )
 
 
 def table(found: list[Row]) -> Iterator[str]:
     yield (
         f"{'search':30} {'launches to 2 %':>16} {'reached':>8} {'minutes to 2 %':>15} {'OOM':>8} "
-        f"{'final regret':>15} {'launched':>9}"
+        f"{'final regret':>15} {'launched':>9} {'minutes':>8}"
     )
     yield f"{'':30} {'median    p90':>16} {'':8} {'median    p90':>15} {'med p90':>8} {'median    p90':>15}"
     for row in found:
@@ -399,7 +402,7 @@ def table(found: list[Row]) -> Iterator[str]:
             f"{_told(statistics.median(row.minutes), 1):>7} {_told(p90(row.minutes), 1):>7} "
             f"{statistics.median(row.starved):>4.0f} {p90(row.starved):>3.0f} "
             f"{statistics.median(row.regret):>7.2%} {p90(row.regret):>7.2%} "
-            f"{statistics.median(row.total):>9.0f}"
+            f"{statistics.median(row.total):>9.0f} {statistics.median(row.total_minutes):>8.1f}"
         )
 
 
