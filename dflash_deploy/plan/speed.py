@@ -8,6 +8,7 @@ servers reach a share of that roofline; with speculation a step costs more and g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -206,7 +207,7 @@ def relative_rate(
         # Such a draft goes through once for every token.
         draft_s *= max(settings.draft_tokens - 1, 1)
     step_s = plain_s + verify_s + draft_s
-    return (accept.low * accept.high) ** 0.5 / (step_s if batch else max(step_s, step_s * _EAGER_COST))
+    return math.sqrt(accept.low * accept.high) / (step_s if batch else max(step_s, step_s * _EAGER_COST))
 
 
 def accept_length(

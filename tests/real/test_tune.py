@@ -64,7 +64,7 @@ def print_overhead(lasted_s: float, kept: dict[str, str]) -> None:
     trials = [json.loads(content) for name, content in ended().items() if name not in kept]
     in_trials_s = sum(trial["wall_s"] for trial in trials if trial["outcome"] != "interrupted")
     share = 1 - in_trials_s / lasted_s
-    print(f"\nnot in a trial: {lasted_s - in_trials_s:.1f} of {lasted_s:.1f} s, {share:.1%} (measured)")
+    print(f"\nnot in a trial: {lasted_s - in_trials_s:.1f} of {lasted_s:.1f} s, {share:.1%} (measured)")  # noqa: T201
 
 
 def check_result(result) -> None:
