@@ -6,9 +6,9 @@
 A server on raw sockets, in a process of its own, sends one token of every running stream at each tick of 5
 ms, as an engine does at each step, and writes into every token when it sent it. The first table compares
 those times with what our client says that it saw, and a plain httpx client doing the same. The second runs
-one load by several clients and gives the processor time that each takes for 1,000 streamed tokens, which is
-the difference of a long run and a short one (starting and importing cancel out), and the speed that each
-reports.
+one load by several clients and gives the processor time that each takes for 1,000 streamed tokens, all its
+processes together, from its first request to its last answer (starting and importing are left out), and the
+speed that each reports.
 
 ``--bench-serving`` takes the interpreter of an environment with SGLang (``auto``: that of the tests' real
 lane), ``--guidellm`` a folder in which an environment with guidellm lies or is made.
@@ -26,15 +26,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import httpx
+import psutil
 
 from dflash_deploy.bench.chat import Sampling
 from dflash_deploy.bench.endpoint import Endpoint
@@ -51,8 +53,11 @@ ARRIVALS_S = [0.01 * number for number in range(STREAMS)]
 """One by one, so that the server reads each request as it comes; soon all run, for over two seconds."""
 
 TOKENS = 200
-SIDE_BY_SIDE_USERS = 16
-SIDE_BY_SIDE_ROUNDS = (4, 16)
+USERS = 16
+REQUESTS = 16 * USERS
+PAUSE_S = 1.0
+"""Longer without a stream, and a client has not begun yet or is done."""
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -78,7 +83,11 @@ def serve(listener: socket.socket, tick_s: float) -> None:
     unread: dict[socket.socket, bytes] = {}
     streams: list[Stream] = []
     next_tick = time.monotonic()
+    busy = False
     while True:
+        if busy != bool(streams):
+            busy = not busy
+            print("+" if busy else "-", flush=True)
         left = next_tick - time.monotonic()
         for key, _ in selector.select(max(0.0, left) if streams else None):
             connection = cast("socket.socket", key.fileobj)
@@ -180,16 +189,61 @@ WORD = chunk(event(" word"))
 STAMPED = chunk(event("x" * 36)).replace(b"x" * 36, b"%017.6f/%017.6f ")
 
 
+@dataclass
+class Served:
+    """The server in a process of its own.
+
+    Attributes:
+        url: its address.
+        client: the process whose work is added up.
+        spent_s: its processor time while streams were open, pauses of less than ``PAUSE_S`` among them.
+    """
+
+    url: str
+    client: psutil.Process | None = None
+    spent_s: float = 0.0
+
+    def watch(self, told: IO[str]) -> None:
+        begun = last = 0.0
+        ended = -PAUSE_S
+        for line in told:
+            if self.client is None:
+                continue
+            now, spent = time.monotonic(), spent_by(self.client)
+            if line.strip() == "+":
+                begun = last if now - ended < PAUSE_S else spent
+            else:
+                self.spent_s += spent - begun
+                ended, last = now, spent
+
+
+def spent_by(client: psutil.Process) -> float:
+    """Processor time of a process and of all its children, those that have ended among them."""
+    total = 0.0
+    with suppress(psutil.Error):
+        for process in (client, *client.children(recursive=True)):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
 @contextmanager
-def server(tick_s: float = TICK_S) -> Iterator[str]:
-    """The server in a process of its own, and its address."""
+def server(tick_s: float = TICK_S) -> Iterator[Served]:
+    """The server in a process of its own."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         command = [sys.executable, __file__, "--serve", str(listener.fileno()), str(tick_s)]
-        with subprocess.Popen(command, pass_fds=[listener.fileno()]) as process:
+        with subprocess.Popen(
+            command, pass_fds=[listener.fileno()], stdout=subprocess.PIPE, text=True
+        ) as process:
+            served = Served(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            watch = threading.Thread(target=served.watch, args=(process.stdout,))
+            watch.start()
             try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+                yield served
             finally:
                 process.kill()
+                watch.join()
 
 
 # --- Exactness
@@ -278,10 +332,10 @@ def exactness() -> None:
         ("httpx, streaming", httpx_stamped),
     ]
     for name, run in clients:
-        with server() as url:
-            run(url)  # imports, memory
+        with server() as served:
+            run(served.url)  # imports, memory
             begun = time.process_time()
-            answers = run(url)
+            answers = run(served.url)
             cpu_s = time.process_time() - begun
         print(Errors.of(answers).row(name, cpu_s, STREAMS * STAMPED_TOKENS))
 
@@ -289,34 +343,28 @@ def exactness() -> None:
 # --- Side by side
 
 
-@dataclass(frozen=True)
-class Ran:
-    """One run of one client."""
-
-    cpu_s: float
-    tokens_per_s: float
+Client = Callable[[Served], float]
+"""Plays the load and returns the tokens/s that it reports."""
 
 
-Client = Callable[[str, int], Ran]
+def run(served: Served, command: list[str], environment: dict[str, str]) -> str:
+    """Run a client as a program; what it prints."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
+        )
+        served.client, served.spent_s = psutil.Process(process.pid), 0.0
+        status = process.wait()
+        served.client = None
+        output.seek(0)
+        said = output.read()
+    if status:
+        sys.exit(f"{' '.join(command[:4])}: exit status {status}\n{said[-4000:]}")
+    return said
 
 
-def run(command: list[str], environment: dict[str, str], report: Callable[[str], float]) -> Ran:
-    """Run a client as a program; ``report`` finds in its output the speed that it tells."""
-    before = os.times()
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    after = os.times()
-    if done.returncode:
-        said = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        sys.exit(f"{' '.join(command[:4])}: exit status {done.returncode}\n{said}")
-    spent = after.children_user - before.children_user + after.children_system - before.children_system
-    return Ran(spent, report(done.stdout))
-
-
-def ours(url: str, requests: int) -> Ran:
-    command = [sys.executable, __file__, "--client", url, str(requests)]
-    return run(command, {}, float)
+def ours(served: Served) -> float:
+    return float(run(served, [sys.executable, __file__, "--client", served.url], {}).split()[-1])
 
 
 def bench_serving(python: str, folder: Path, model: Path) -> Client:
@@ -325,21 +373,26 @@ def bench_serving(python: str, folder: Path, model: Path) -> Client:
     (folder / "stubs" / "datasets.py").write_text("def load_dataset(*_, **__): raise NotImplementedError\n")
     stubs = f"{folder / 'stubs'}:{ROOT / 'tests' / 'real' / 'stubs'}"
 
-    def client(url: str, requests: int) -> Ran:
-        report = folder / f"bench_serving-{requests}.jsonl"
+    def client(served: Served) -> float:
+        report = folder / "bench_serving.jsonl"
         command = [
-            *(python, "-m", "sglang.benchmark.serving", "--backend", "sglang-oai-chat", "--base-url", url),
+            *(
+                python,
+                "-m",
+                "sglang.benchmark.serving",
+                "--backend",
+                "sglang-oai-chat",
+                "--base-url",
+                served.url,
+            ),
             *("--dataset-name", "random-ids", "--tokenizer", str(model), "--model", "words"),
             *("--random-input-len", "8", "--random-output-len", str(TOKENS), "--random-range-ratio", "1"),
-            *("--num-prompts", str(requests), "--max-concurrency", str(SIDE_BY_SIDE_USERS)),
+            *("--num-prompts", str(REQUESTS), "--max-concurrency", str(USERS)),
             *("--warmup-requests", "0", "--disable-tqdm", "--output-file", str(report)),
         ]
         environment = {"PYTHONPATH": stubs, "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
-        return run(
-            command,
-            environment,
-            lambda _: float(json.loads(report.read_text().splitlines()[-1])["output_throughput"]),
-        )
+        run(served, command, environment)
+        return float(json.loads(report.read_text().splitlines()[-1])["output_throughput"])
 
     return client
 
@@ -353,40 +406,35 @@ def guidellm(environment: Path, folder: Path, model: Path) -> Client:
     data = folder / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"Count to {n}."}) + "\n" for n in range(1000)))
 
-    def client(url: str, requests: int) -> Ran:
-        report = folder / f"guidellm-{requests}.json"
+    def client(served: Served) -> float:
+        report = folder / "guidellm.json"
         command = [
             *(str(program), "run", "--disable-console", "--backend"),
-            f"kind=openai_http,target={url},model=words,request_format=/v1/chat/completions",
-            *("--profile", f"kind=concurrent,streams={SIDE_BY_SIDE_USERS}"),
-            *("--constraint", f"kind=max_requests,count={requests}"),
+            f"kind=openai_http,target={served.url},model=words,request_format=/v1/chat/completions",
+            *("--profile", f"kind=concurrent,streams={USERS}"),
+            *("--constraint", f"kind=max_requests,count={REQUESTS}"),
             *("--tokenizer", f"kind=huggingface_auto,model={model}"),
             *("--data", f"kind=json_file,path={data}", "--output", f"kind=json,path={report}"),
         ]
-        return run(command, {"HF_HUB_OFFLINE": "1"}, lambda _: guidellm_speed(report))
+        run(served, command, {"HF_HUB_OFFLINE": "1"})
+        (benchmark,) = json.loads(report.read_text())["benchmarks"]
+        return float(benchmark["metrics"]["output_tokens_per_second"]["successful"]["mean"])
 
     return client
 
 
-def guidellm_speed(report: Path) -> float:
-    (benchmark,) = json.loads(report.read_text())["benchmarks"]
-    return float(benchmark["metrics"]["output_tokens_per_second"]["successful"]["mean"])
-
-
 def side_by_side(clients: dict[str, Client]) -> None:
-    rounds = " and ".join(str(count * SIDE_BY_SIDE_USERS) for count in SIDE_BY_SIDE_ROUNDS)
-    print(f"\n{SIDE_BY_SIDE_USERS} users, {rounds} requests of {TOKENS} tokens (measured)")
+    print(f"\n{USERS} users, {REQUESTS} requests of {TOKENS} tokens (measured)")
     print(f"{'client':<22}{'CPU ms per 1,000 tokens':>25}{'times ours':>12}{'tokens/s':>12}{'to ours':>10}")
     first: tuple[float, float] | None = None
-    with server() as url:
+    with server() as served:
         for name, client in clients.items():
-            short, long = (client(url, count * SIDE_BY_SIDE_USERS) for count in SIDE_BY_SIDE_ROUNDS)
-            few, many = (count * SIDE_BY_SIDE_USERS * TOKENS for count in SIDE_BY_SIDE_ROUNDS)
-            cost = 1000 * (long.cpu_s - short.cpu_s) / ((many - few) / 1000)
-            first = first or (cost, long.tokens_per_s)
+            speed = client(served)
+            cost = 1000 * served.spent_s / (REQUESTS * TOKENS / 1000)
+            first = first or (cost, speed)
             print(
-                f"{name:<22}{cost:25.1f}{cost / first[0]:12.1f}{long.tokens_per_s:12.1f}"
-                f"{100 * (long.tokens_per_s / first[1] - 1):+9.2f}%"
+                f"{name:<22}{cost:25.1f}{cost / first[0]:12.1f}{speed:12.1f}"
+                f"{100 * (speed / first[1] - 1):+9.2f}%"
             )
 
 
@@ -421,13 +469,12 @@ def main() -> None:
         "--guidellm", metavar="FOLDER", type=Path, help="environment, made where it is missing"
     )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--client", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         serve(socket.socket(fileno=int(given.serve[0])), float(given.serve[1]))
     if given.client:
-        url, requests = given.client
-        results = asyncio.run(played(url, "words", SIDE_BY_SIDE_USERS, int(requests), TOKENS))
+        results = asyncio.run(played(given.client, "words", USERS, REQUESTS, TOKENS))
         print(LoadFigures.of(results).total_tokens_per_s)
         return
     print(machine())

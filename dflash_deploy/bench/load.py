@@ -16,11 +16,16 @@ from itertools import count
 from dflash_deploy.bench.chat import Question, Sampling, Streamed, prepare
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.measurement import RequestResult, Round
-from dflash_deploy.bench.transport import Address, Patience, tls_context
+from dflash_deploy.bench.transport import Address, Patience, Reader, tls_context
 from dflash_deploy.bench.workloads import Prompt
 
 _CONNECT_AHEAD_S = 0.05
 """A request at a given moment opens its connection so long before."""
+
+_MOST_FAILURES = 20
+"""One after the other, and a closed loop ends: the server is not to be stormed, nor a person kept waiting."""
+
+_AFTER_FAILURE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,21 @@ class Player:
         """All users at once, one request each."""
         fast = self.load.endpoint.time_scale != 1
         together = f"{secrets.token_hex(4)}/{users}" if fast else None
-        questions = await asyncio.gather(
-            *(
-                self._prepare(
-                    self.load.prompt(number * users + user, f"{name}{number}-{user}"), together=together
+        with Reader() as reader:
+            questions = await asyncio.gather(
+                *(
+                    self._prepare(
+                        reader,
+                        self.load.prompt(number * users + user, f"{name}{number}-{user}"),
+                        together=together,
+                    )
+                    for user in range(users)
                 )
-                for user in range(users)
             )
-        )
-        with no_collections():
-            streamed = await asyncio.gather(
-                *(self._ask(question, user) for user, question in enumerate(questions))
-            )
+            with no_collections():
+                streamed = await asyncio.gather(
+                    *(self._ask(question, user) for user, question in enumerate(questions))
+                )
         told = [one.by_the_servers for one in streamed if one.by_the_servers is not None]
         # By our clock every delay of ours counts as many times over; but one round has one clock.
         if fast and len(told) == users:
@@ -93,7 +101,7 @@ class Player:
         name: str = "",
         on_answer: Callable[[RequestResult], None] = lambda _: None,
     ) -> list[RequestResult]:
-        """Each user sends the next request as soon as the last is answered.
+        """Each user sends the next request as soon as the last is answered, as long as any is.
 
         Args:
             users: at once.
@@ -107,21 +115,25 @@ class Player:
         numbers: Iterator[int] = count() if requests is None else iter(range(requests))
         begun = time.perf_counter()
         results: list[RequestResult] = []
+        failed = 0
 
         async def user(index: int) -> None:
-            while duration_s is None or time.perf_counter() - begun < duration_s:
+            nonlocal failed
+            while failed < _MOST_FAILURES and (
+                duration_s is None or time.perf_counter() - begun < duration_s
+            ):
                 number = next(numbers, None)
                 if number is None:
                     return
-                question = await self._prepare(self.load.prompt(number, f"{name}{number}"))
+                question = await self._prepare(reader, self.load.prompt(number, f"{name}{number}"))
                 result = (await self._ask(question, index)).by_our_clock
                 results.append(result)
                 on_answer(result)
-                if result.error_kind in ("unreachable", "busy"):
-                    # A server that refuses at once is not to be stormed.
-                    await asyncio.sleep(0.1)
+                failed = failed + 1 if result.error else 0
+                if failed:
+                    await asyncio.sleep(_AFTER_FAILURE_S)
 
-        with no_collections():
+        with Reader() as reader, no_collections():
             await asyncio.gather(*(user(index) for index in range(users)))
         return results
 
@@ -143,21 +155,21 @@ class Player:
 
         async def one(number: int, due: float) -> RequestResult:
             await asyncio.sleep(due - _CONNECT_AHEAD_S - time.perf_counter())
-            question = await self._prepare(self.load.prompt(number, f"{name}{number}"))
+            question = await self._prepare(reader, self.load.prompt(number, f"{name}{number}"))
             await asyncio.sleep(due - time.perf_counter())
             late_s = max(0.0, time.perf_counter() - due)
             result = (await self._ask(question, number, waited_s=late_s)).by_our_clock
             on_answer(result)
             return result
 
-        with no_collections():
+        with Reader() as reader, no_collections():
             return list(
                 await asyncio.gather(
                     *(one(number, begun + arrival_s) for number, arrival_s in enumerate(arrivals_s))
                 )
             )
 
-    async def _prepare(self, prompt: Prompt, *, together: str | None = None) -> Question:
+    async def _prepare(self, reader: Reader, prompt: Prompt, *, together: str | None = None) -> Question:
         load = self.load
         return await prepare(
             load.endpoint,
@@ -166,6 +178,7 @@ class Player:
             load.patience,
             address=self._address,
             tls=self._tls,
+            reader=reader,
             together=together,
         )
 

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
+
 ErrorKind = Literal[
-    "unreachable", "busy", "refused", "http", "stalled", "timeout", "cut", "broken", "server", "uncounted"
+    "unreachable",
+    "untrusted",
+    "busy",
+    "denied",
+    "absent",
+    "redirected",
+    "refused",
+    "http",
+    "no-stream",
+    "stalled",
+    "timeout",
+    "cut",
+    "broken",
+    "server",
+    "uncounted",
 ]
-"""How a request failed: no connection; 429 or 503; another 4xx; another status; nothing came for long; no
-end; the stream ended early; what came is not the protocol; an error told in the stream; no token count."""
+"""How a request failed: no connection; none by TLS; 429 or 503; 401 or 403; 404 or 405; 3xx; another 4xx;
+another status; an answer that is no stream of events; nothing came for long; no end; the stream ended early;
+what came is not the protocol; an error told in the stream; no token count."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +92,11 @@ class RequestResult:
     waited_s: float = 0.0
 
     @property
-    def inter_token_s(self) -> list[float]:
-        """The wait for every token after the first chunk: the tokens of a chunk share the wait for it."""
-        waits = [later - earlier for earlier, later in pairwise(self.chunk_s)]
-        return [
-            wait / tokens
-            for wait, tokens in zip(waits, self.chunk_tokens[1:], strict=False)
-            for _ in range(tokens)
-        ]
+    def token_waits(self) -> Iterator[tuple[float, int]]:
+        """The wait for a token after the first chunk, and for how many: those of a chunk share it."""
+        waits = (later - earlier for earlier, later in pairwise(self.chunk_s))
+        for wait, tokens in zip(waits, self.chunk_tokens[1:], strict=False):
+            yield wait / tokens, tokens
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -106,8 +120,9 @@ class Round:
 
     @property
     def total_tokens_per_s(self) -> float:
-        """Tokens of all users over the round's wall time."""
-        return sum(request.output_tokens for request in self.requests) / self.wall_s
+        """Tokens of all users over the round's wall time; 0 where it took none."""
+        tokens = sum(request.output_tokens for request in self.requests)
+        return tokens / self.wall_s if self.wall_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -123,16 +138,27 @@ class Quantiles:
     @classmethod
     def of(cls, values: Iterable[float]) -> Quantiles | None:
         """None where there is no value."""
-        ordered = sorted(values)
-        if not ordered:
+        return cls.of_counted((value, 1) for value in values)
+
+    @classmethod
+    def of_counted(cls, values: Iterable[tuple[float, int]]) -> Quantiles | None:
+        """Of values that each stand for so many, one or more; a server may claim a billion tokens."""
+        known = np.fromiter(values, dtype=np.dtype([("value", "f8"), ("count", "i8")]))
+        if not len(known):
             return None
-        return cls(
-            percentile(ordered, 0.5),
-            ordered[0],
-            ordered[-1],
-            percentile(ordered, 0.95),
-            percentile(ordered, 0.99),
-        )
+        known.sort(order="value")
+        until = known["count"].cumsum()
+
+        def at(share: float) -> float:
+            place = share * (int(until[-1]) - 1)
+            below = int(place)
+            near = [
+                float(known["value"][until.searchsorted(min(number, int(until[-1]) - 1), side="right")])
+                for number in (below, below + 1)
+            ]
+            return near[0] + (near[1] - near[0]) * (place - below)
+
+        return cls(at(0.5), float(known["value"][0]), float(known["value"][-1]), at(0.95), at(0.99))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -201,7 +227,7 @@ class LoadFigures:
                 speed for one in answered if (speed := one.decode_tokens_per_s) is not None
             ),
             ttft_s=Quantiles.of(one.ttft_s for one in answered),
-            inter_token_s=Quantiles.of(wait for one in answered for wait in one.inter_token_s),
+            inter_token_s=Quantiles.of_counted(wait for one in answered for wait in one.token_waits),
             latency_s=Quantiles.of(one.total_s for one in answered),
             waited_s=Quantiles.of(one.waited_s for one in results),
             accept_length=_per_step([(one.output_tokens, one.verify_steps) for one in answered]),

@@ -18,6 +18,11 @@ class EventReader:
         self._data: list[bytes] = []
         self._size = 0
 
+    @property
+    def between_events(self) -> bool:
+        """Nothing is held: the next byte begins a line of a new event."""
+        return not self._tail and not self._data
+
     def feed(self, piece: bytes) -> list[bytes]:
         """Data of every event that ``piece`` completes, lines joined by newlines.
 

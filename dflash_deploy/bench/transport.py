@@ -1,18 +1,22 @@
 """One HTTP request on a connection of its own, its answer timed as the bytes arrive.
 
 A client for all purposes takes tens of microseconds for every chunk of a stream, and what it takes for one
-stream delays the others: ``benchmarks/load_generator.py`` shows by how much. Here the bytes go from the event
-loop through a parser written in C to whoever asked, and no task is woken until the answer is over.
+stream delays the others: ``benchmarks/load_generator.py`` shows by how much. Here the bytes of all
+connections are read together and go through a parser written in C to whoever asked; no task is woken until
+the answer is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
@@ -22,9 +26,21 @@ from dflash_deploy.bench.measurement import ErrorKind
 CONNECT_S = 10.0
 _BUFFER_BYTES = 16 << 10
 _MAX_HEAD_BYTES = 64 << 10
-_MAX_ERROR_BYTES = 4096
+_MAX_WORDS_BYTES = 4096
 _OK = 200
-_BUSY = frozenset({429, 503})
+_EVENTS = b"text/event-stream"
+_EVENT_FIELDS = (b"data:", b":", b"event:", b"id:", b"retry:")
+_KIND_OF: Mapping[int, ErrorKind] = {
+    401: "denied",
+    403: "denied",
+    404: "absent",
+    405: "absent",
+    429: "busy",
+    503: "busy",
+    3: "redirected",
+    4: "refused",
+}
+"""By status, else by its hundreds."""
 
 
 class Failure(Exception):  # noqa: N818  (a value as well: what an answer came to)
@@ -99,7 +115,10 @@ def tls_context(address: Address) -> ssl.SSLContext | None:
 
 
 async def connect(
-    address: Address, tls: ssl.SSLContext | None, take: Callable[[bytes, float], bool]
+    address: Address,
+    tls: ssl.SSLContext | None,
+    take: Callable[[bytes, float], bool],
+    reader: Reader | None = None,
 ) -> Exchange:
     """Open a connection for one request.
 
@@ -108,6 +127,7 @@ async def connect(
         tls: from ``tls_context``.
         take: gets every piece of the answer's body with the time at which it came, and says whether the
             answer is over; may raise ``Failure``.
+        reader: reads this connection together with others. One by TLS reads by itself.
 
     Raises:
         Failure: nobody listens, or nobody answers in time.
@@ -116,17 +136,74 @@ async def connect(
     try:
         async with asyncio.timeout(CONNECT_S):
             _, exchange = await loop.create_connection(
-                lambda: Exchange(loop, take), address.host, address.port, ssl=tls
+                lambda: Exchange(loop, take, None if tls else reader), address.host, address.port, ssl=tls
             )
     except TimeoutError:
         raise Failure("unreachable", f"no connection within {CONNECT_S:.0f} s") from None
+    except ssl.SSLCertVerificationError as error:
+        raise Failure("untrusted", f"its certificate is not trusted: {error.verify_message}") from None
     except ssl.SSLError as error:
-        raise Failure("unreachable", f"no connection by TLS: {error.reason or error}") from None
+        raise Failure("untrusted", f"no connection by TLS: {error.reason or error}") from None
     except ConnectionRefusedError as error:
         raise Failure("unreachable", f"connection refused: {error.strerror or error}") from None
     except (OSError, UnicodeError) as error:
         raise Failure("unreachable", f"cannot be reached: {error}") from None
     return exchange
+
+
+class Reader:
+    """Reads all connections of one event loop that have something to say, in one go.
+
+    For each of them by itself the loop takes as long as the reading: at many streams that is half of the cost
+    and of the delay.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._exchanges: dict[int, Exchange] = {}
+
+    def __enter__(self) -> Self:
+        self._loop.add_reader(self._epoll.fileno(), self._read)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def add(self, descriptor: int, exchange: Exchange) -> None:
+        """Read this connection from now on."""
+        self._exchanges[descriptor] = exchange
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def remove(self, descriptor: int) -> None:
+        """Read it no more; to be called before it is closed."""
+        if self._exchanges.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _read(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
+            exchange = self._exchanges.get(descriptor)
+            if exchange is None:
+                continue
+            try:
+                data = os.read(descriptor, _BUFFER_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self.remove(descriptor)
+                exchange.connection_lost(error)
+                continue
+            if data:
+                exchange.received(data)
+            else:
+                self.remove(descriptor)
+                exchange.connection_lost(None)
 
 
 class Exchange(asyncio.BufferedProtocol):
@@ -135,21 +212,29 @@ class Exchange(asyncio.BufferedProtocol):
     Made by ``connect``; then ``send`` once, and ``over`` awaited once. The connection is closed afterwards.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[bytes, float], bool]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        take: Callable[[bytes, float], bool],
+        reader: Reader | None,
+    ) -> None:
         self._loop = loop
         self._take = take
+        self._reader = reader
         self._over: asyncio.Future[Failure | None] = loop.create_future()
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
         self._timers: list[asyncio.TimerHandle] = []
         self._status = 0
+        self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
-        self._error_body = b""
+        self._streams = False
+        self._words = b""
         self._now = 0.0
         # Given to the loop to read into: of its own it takes 256 KiB for every read, which costs more than
         # all the rest together.
-        self._buffer = bytearray(_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
+        self._buffer = bytearray(0 if reader else _BUFFER_BYTES)
         self.ended = 0.0
 
     def send(self, request: bytes, patience: Patience) -> float:
@@ -178,6 +263,8 @@ class Exchange(asyncio.BufferedProtocol):
         """Let go of the connection."""
         for timer in self._timers:
             timer.cancel()
+        if self._reader is not None:
+            self._reader.remove(self._descriptor)
         if self._transport is not None:
             self._transport.abort()
         # Each holds the other: without this they would wait for a collection, and none is made meanwhile.
@@ -187,21 +274,25 @@ class Exchange(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast("asyncio.Transport", transport)
+        if self._reader is not None:
+            self._transport.pause_reading()
+            self._descriptor = self._transport.get_extra_info("socket").fileno()
+            self._reader.add(self._descriptor, self)
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002, D102
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
-        self.received(bytes(self._view[:nbytes]))
+        self.received(bytes(memoryview(self._buffer)[:nbytes]))
 
     def received(self, data: bytes) -> None:
         """Take what has just come."""
         self._now = time.perf_counter()
-        if self._parser is None or self._over.done():
+        if self._parser is None:
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._end(Failure("broken", f"the answer is not HTTP: {error}"))
         if not self._status:
             self._head_bytes += len(data)
@@ -209,29 +300,38 @@ class Exchange(asyncio.BufferedProtocol):
                 self._end(Failure("broken", "the answer's headers do not end"))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
-        if self._over.done():
-            return
-        if self._status not in (0, _OK):
-            self._end(self._refusal())
-        elif self._status == 0:
+        if self._status == 0:
             self._end(Failure("cut", f"stream cut: {exc or 'closed before any answer'}"))
+        elif exc is None or not self._streams:
+            self.on_message_complete()
         else:
-            self._end(Failure("cut", f"stream cut: {exc}") if exc else None)
+            self._end(Failure("cut", f"stream cut: {exc}"))
 
     # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:  # noqa: D102
+        self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:  # noqa: D102
         assert self._parser is not None  # noqa: S101  (it is calling)
         status = self._parser.get_status_code()
-        self._status = status if status >= _OK else 0
+        if status < _OK:
+            # A hint before the answer.
+            self._headers.clear()
+            return
+        self._status = status
+        packing = self._headers.get(b"content-encoding", b"identity").strip().lower()
+        if packing not in (b"", b"identity"):
+            self._end(
+                Failure("broken", f"the answer is packed ({excerpt(packing)}), which was not asked for")
+            )
+        self._streams = status == _OK and _EVENTS in self._headers.get(b"content-type", b"").lower()
 
     def on_body(self, piece: bytes) -> None:  # noqa: D102
         if self._over.done():
             return
-        if self._status != _OK:
-            self._error_body += piece[:_MAX_ERROR_BYTES]
-            if len(self._error_body) >= _MAX_ERROR_BYTES:
-                self._end(self._refusal())
+        if not self._streams:
+            self._keep(piece)
             return
         try:
             done = self._take(piece, self._now)
@@ -242,16 +342,33 @@ class Exchange(asyncio.BufferedProtocol):
                 self._end(None)
 
     def on_message_complete(self) -> None:  # noqa: D102
-        if self._status == _OK:
+        if self._streams:
             self._end(None)
         elif self._status:
             self._end(self._refusal())
 
+    def _keep(self, piece: bytes) -> None:
+        """The words of an answer that is none; or events, of a server that does not call them so."""
+        self._words += piece
+        begin = self._words.lstrip()
+        if self._status == _OK and begin and any(begin.startswith(field) for field in _EVENT_FIELDS):
+            self._streams = True
+            self.on_body(self._words)
+        elif len(self._words) >= _MAX_WORDS_BYTES:
+            self._end(self._refusal())
+
     def _refusal(self) -> Failure:
-        kind: ErrorKind = (
-            "busy" if self._status in _BUSY else "refused" if 400 <= self._status < 500 else "http"
-        )
-        return Failure(kind, f"HTTP {self._status}: {excerpt(self._error_body)}")
+        status, words = self._status, excerpt(self._words)
+        if status == _OK:
+            kind = excerpt(self._headers.get(b"content-type", b"nothing that is named"))
+            return Failure("no-stream", f"no stream of events came, but {kind}: {words or 'nothing'}")
+        hints = [
+            f"{name}: {excerpt(self._headers[name.encode()])}"
+            for name in ("location", "retry-after")
+            if name.encode() in self._headers
+        ]
+        parts = [f"HTTP {status}", f" ({', '.join(hints)})" if hints else "", f": {words}" if words else ""]
+        return Failure(_KIND_OF.get(status) or _KIND_OF.get(status // 100, "http"), "".join(parts))
 
     def _look_for_stall(self, stall_s: float) -> None:
         left_s = self._now + stall_s - time.perf_counter()

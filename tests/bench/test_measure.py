@@ -176,7 +176,7 @@ def test_accept_length_is_asked_once_after_the_load():
         (Script(raw=b"data: " + b"x" * (3 << 20)), "without an end"),
         (Script(status="503 Service Unavailable", body=b"loading"), "HTTP 503: loading"),
         (Script(status="400 Bad Request", body=b"x" * 100_000), "HTTP 400: xxx"),
-        (Script(status="200 OK", body=b"<html>no stream</html>"), "without [DONE]"),
+        (Script(status="200 OK", body=b"<html>no stream</html>"), "no stream of events came"),
         (Script(pieces=("all at once",)), "in one chunk"),
     ],
 )

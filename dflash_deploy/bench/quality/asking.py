@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from dflash_deploy.bench.claims import count
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.agreement import Said
 from dflash_deploy.bench.quality.answers import Answer
@@ -138,16 +139,21 @@ async def _ask_one(
         return _failed("the answer is no chat completion")
 
 
-def _read(content: Mapping[str, object]) -> Reply:
-    """Raises LookupError, TypeError or ValueError for what is no chat completion."""
+def _read(content: object) -> Reply:
+    """Raises LookupError or TypeError for what is no chat completion."""
+    if not isinstance(content, dict):
+        raise TypeError
     choices = content["choices"]
     if not isinstance(choices, list) or not isinstance(choices[0], dict):
         raise TypeError
     choice = choices[0]
     message = choice["message"]
+    if not isinstance(message, dict):
+        raise TypeError
     parts = [message.get(key) for key in ("reasoning_content", "content")]
     calls = message.get("tool_calls")
-    call = calls[0].get("function") if isinstance(calls, list) and calls else None
+    first = calls[0] if isinstance(calls, list) and calls else None
+    call = first.get("function") if isinstance(first, dict) else None
     usage = content.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
@@ -158,11 +164,11 @@ def _read(content: Mapping[str, object]) -> Reply:
             text="".join(part for part in parts if isinstance(part, str)),
             tool=_text(call, "name"),
             arguments=_text(call, "arguments"),
-            tokens=_count(usage.get("completion_tokens")),
+            tokens=count(usage.get("completion_tokens")),
             ended=choice.get("finish_reason") != "length",
         ),
         token_ids=tuple(ids) if isinstance(ids, list) and all(isinstance(one, int) for one in ids) else None,
-        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        cached_tokens=count(details.get("cached_tokens")) if isinstance(details, dict) else None,
     )
 
 
@@ -173,7 +179,3 @@ def _failed(error: str, *, refused: bool = False) -> Reply:
 def _text(call: object, key: str) -> str | None:
     value = call.get(key) if isinstance(call, dict) else None
     return value if isinstance(value, str) else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 
+from dflash_deploy.bench.claims import count
 from dflash_deploy.bench.workloads.prompt import Message, Prompt
 
 _MOST_TRIES = 24
@@ -116,28 +117,35 @@ def server_counter(base_url: str, model: str, *, api_key: str | None, timeout_s:
     """
     tokenizes = True
 
-    def count(prompt: Prompt) -> int | None:
+    def counted(prompt: Prompt) -> int | None:
         nonlocal tokenizes
         messages = [message._asdict() for message in prompt.messages]
         template = {"chat_template_kwargs": {"enable_thinking": False}}
         if tokenizes:
             answer = ask("/tokenize", {"model": model, "messages": messages, **template})
-            if (tokens := _whole(answer, "count")) is not None:
+            if tokens := count(answer.get("count")):
                 return tokens
             tokenizes = False
         answer = ask(
             "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1, **template}
         )
         usage = answer.get("usage")
-        return _whole(usage if isinstance(usage, dict) else {}, "prompt_tokens")
+        return count(usage.get("prompt_tokens")) or None if isinstance(usage, dict) else None
 
     def ask(path: str, body: dict[str, object]) -> dict[str, object]:
         try:
             return asyncio.run(_asked(base_url + path, body, api_key, timeout_s))
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError):
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            httpx.StreamError,
+            TimeoutError,
+            ValueError,
+            RecursionError,
+        ):
             return {}
 
-    return count
+    return counted
 
 
 async def _asked(
@@ -158,8 +166,3 @@ async def _asked(
             return {}
     parsed: object = json.loads(data)
     return parsed if isinstance(parsed, dict) else {}
-
-
-def _whole(content: dict[str, object], key: str) -> int | None:
-    value = content.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
