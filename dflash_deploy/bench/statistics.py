@@ -27,6 +27,12 @@ _LEAST_TOLD = 5e-4
 _LARGEST_EXACT = 40
 """Rounds up to which rank tests are counted out; beyond, their normal approximation is as good."""
 
+_MOST_RANKED = 1000
+"""Rounds up to which every pair is looked at; the mean of more is as normal as one could wish."""
+
+_MOST_TREND = 400
+"""Places of a trend; more rounds are taken together by their medians."""
+
 _SIGMAS_PER_MAD = 1.4826  # of a normal distribution
 _FAR_SIGMAS = 3.5  # Iglewicz & Hoaglin 1993, "How to detect and handle outliers"
 _LEAST_SIGMA = 0.005
@@ -189,7 +195,7 @@ def compare(
         middle, low, high = _paired_interval(differences, error)
     else:
         middle, low, high = _unpaired_interval(ours, theirs, error)
-    ratio = math.exp(middle)
+    ratio = _exp(middle)
     verdict: Verdict = "indistinguishable"
     if abs(ratio - 1) >= _LEAST_TOLD:
         verdict = "faster" if low > 0 else "slower" if high < 0 else verdict
@@ -282,17 +288,24 @@ def warm_up_rounds(values: Sequence[float]) -> int:
 
 def drift(values: Sequence[float]) -> Drift:
     """The trend over the rounds: Theil and Sen's slope, tested by Kendall's rank correlation with time."""
-    known = _finite(values)
+    known = _thinned(_finite(values))
     count = len(known)
     pairs = [(one, other) for one in range(count) for other in range(one + 1, count)]
     if not pairs:
         return Drift(0.0, significant=False)
     slope = median((known[other] - known[one]) / (other - one) for one, other in pairs)
-    falling = sum(known[other] < known[one] for one, other in pairs)
-    rising = sum(known[other] > known[one] for one, other in pairs)
+    # Those that are equal might be either.
+    above = sum(known[other] > known[one] for one, other in pairs)
+    equal = sum(known[other] == known[one] for one, other in pairs)
+    rising = above + equal // 2
     middle = median(known)
     share = slope * (count - 1) / abs(middle) if middle else 0.0
-    return Drift(share, significant=2 * _inversions_at_most(count, min(falling, rising)) <= 0.05)
+    return Drift(share, significant=2 * _inversions_at_most(count, min(rising, len(pairs) - rising)) <= 0.05)
+
+
+def _thinned(values: Sequence[float]) -> Sequence[float]:
+    size = -(-len(values) // _MOST_TREND)
+    return [median(values[at : at + size]) for at in range(0, len(values), size)]
 
 
 def outliers(values: Sequence[float]) -> tuple[int, ...]:
@@ -316,6 +329,8 @@ def _logarithms(values: Sequence[float]) -> list[float]:
 
 def _paired_interval(differences: Sequence[float], error: float) -> tuple[float, float, float]:
     count = len(differences)
+    if count > _MOST_RANKED:
+        return fmean(differences), *_student_interval(differences, error)
     averages = sorted((x + y) / 2 for x, y in combinations_with_replacement(differences, 2))
     inside = _signed_rank_quantile(count, error)
     if inside is None:
@@ -324,6 +339,8 @@ def _paired_interval(differences: Sequence[float], error: float) -> tuple[float,
 
 
 def _unpaired_interval(a: Sequence[float], b: Sequence[float], error: float) -> tuple[float, float, float]:
+    if max(len(a), len(b)) > _MOST_RANKED:
+        return fmean(a) - fmean(b), *_welch_interval(a, b, error)
     differences = sorted(x - y for x in a for y in b)
     inside = _rank_sum_quantile(len(a), len(b), error)
     if inside is None:
@@ -449,6 +466,10 @@ def _divided(ways: Sequence[int], power: int) -> list[int]:
 
 def _inversions_at_most(count: int, most: int) -> float:
     """Share of the orders of ``count`` things with so many inversions or fewer."""
+    if count > _LARGEST_EXACT:
+        mean = count * (count - 1) / 4
+        deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 72)
+        return NormalDist(mean, deviation).cdf(most + 0.5)
     ways = [1]
     for length in range(2, count + 1):
         ways = _divided(_times_one_less(ways, length), 1)

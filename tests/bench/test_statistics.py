@@ -2,6 +2,7 @@ import math
 import random
 import statistics
 from collections import Counter
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from dflash_deploy.bench.statistics import (
     Looks,
+    _inversions_at_most,
     compare,
     compare_live,
     decided,
@@ -233,3 +235,35 @@ def test_mad_is_half_the_values_distance(values):
     middle = statistics.median(values)
     near = sum(abs(value - middle) <= mad(values) * (1 + 1e-9) for value in values)
     assert near * 2 >= len(values)
+
+
+def test_any_two_figures_that_a_file_may_hold_compare():
+    for a, b in ((1e308, 5e-324), (5e-324, 1e308)):
+        for rounds in (1, 3, 8):
+            found = compare([a] * rounds, [b] * rounds, paired=True)
+            assert found.sentence("A", "B")
+            assert found.low <= found.ratio <= found.high
+
+
+def test_thousands_of_rounds_take_no_longer_than_one_waits():
+    """Every pair of so many would be a hundred million."""
+    fast = [101.0 + place % 7 for place in range(20_000)]
+    slow = [100.0 + place % 7 for place in range(20_000)]
+    for paired in (True, False):
+        assert compare(fast, slow, paired=paired).verdict == "faster"
+    assert drift([100.0 + place / 1000 for place in range(20_000)]).significant
+    assert not drift(fast).significant
+
+
+def test_the_trend_of_many_rounds_is_judged_as_that_of_few():
+    """Beyond forty rounds orders are no longer counted out; at the border both must agree."""
+    for most in range(280, 500, 20):
+        exact = _inversions_at_most(40, most)
+        mean, deviation = 40 * 39 / 4, math.sqrt(40 * 39 * 85 / 72)
+        assert NormalDist(mean, deviation).cdf(most + 0.5) == pytest.approx(exact, abs=0.003)
+
+
+def test_equal_rounds_are_no_trend():
+    assert not drift([100.0] * 50).significant
+    assert not drift([100.0, 101.0] * 5).significant
+    assert drift([100.0, 100.0, 101.0, 101.0, 102.0, 102.0, 103.0, 103.0]).significant
