@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_deploy.bench.chat import _Answer
+from dflash_deploy.bench.answer import Answer
 from dflash_deploy.bench.measurement import Quantiles, percentile
 from dflash_deploy.bench.transport import Failure
 
@@ -33,7 +33,7 @@ def piece(content, ascii_only=True, separators=None):
 
 def came_to(pieces, *, remembering=True):
     """What an answer holds after these pieces, or how it failed."""
-    answer = _Answer()
+    answer = Answer()
     if not remembering:
         answer._forms_left = 0
     try:
@@ -86,7 +86,7 @@ def test_a_form_that_is_known_reads_as_the_parser_does(pieces):
 
 def test_a_form_is_known_after_one_event_and_forgotten_when_another_comes():
     words = [piece(event({"content": word})) for word in ("one", " two", " three")]
-    answer = _Answer()
+    answer = Answer()
     answer.take(words[0], 0.0)
     assert answer._form is not None
     # Were it parsed, this would fail: the reader is told nothing.
@@ -97,13 +97,13 @@ def test_a_form_is_known_after_one_event_and_forgotten_when_another_comes():
 
 @pytest.mark.parametrize("key", ["content", "reasoning_content", "reasoning"])
 def test_thoughts_have_a_form_as_well(key):
-    answer = _Answer()
+    answer = Answer()
     answer.take(piece(event({key: "Hm."})), 0.0)
     assert answer._form is not None
 
 
 def test_events_that_never_repeat_are_not_learnt_for_ever():
-    answer = _Answer()
+    answer = Answer()
     for place in range(50):
         answer.take(piece(event({"content": "word"}, id=str(place))), 0.0)
     assert answer._forms_left == 0
@@ -112,7 +112,7 @@ def test_events_that_never_repeat_are_not_learnt_for_ever():
 
 @given(JSON)
 def test_any_event_is_taken_or_refused_in_words(content):
-    answer = _Answer()
+    answer = Answer()
     for told in (content, event(content), {"choices": [content], "usage": content, "sglext": content}):
         try:
             answer.take(piece(told), 0.0)
@@ -138,7 +138,7 @@ def test_any_event_is_taken_or_refused_in_words(content):
     ),
 )
 def test_no_claim_of_a_server_is_more_than_a_figure(usage, times):
-    answer = _Answer()
+    answer = Answer()
     answer.take(piece(event({"content": "a"})), 0.0)
     answer.take(piece(event({"content": "b"})), 1.0)
     try:
@@ -165,3 +165,16 @@ def test_a_billion_tokens_take_no_more_room_than_one():
     found = Quantiles.of_counted([(0.5, 2_000_000_000), (1.0, 10)])
     assert (found.median, found.p99, found.high) == (0.5, 0.5, 1.0)
     assert Quantiles.of_counted([]) is None
+
+
+@pytest.mark.parametrize("levels", [900, 960, 980, 990, 1000, 2000, 100_000])
+def test_events_nested_however_deeply_raise_nothing_else(levels):
+    deep = "[" * levels + "]" * levels
+    for text in (
+        f'{{"choices":[{{"delta":{{"content":"a"}},"x":{deep}}}]}}',
+        f'{{"error":{deep.replace("[", "[1,", 1)}}}',
+    ):
+        try:
+            Answer().take(b"data: " + text.encode() + b"\n\n", 0.0)
+        except Failure as failure:
+            assert failure.kind in {"broken", "server"}
