@@ -22,7 +22,7 @@ Choices = Mapping[str, Sequence["FlagValue | None"]]
 MEMORY_FLAGS = frozenset(
     {"mem-fraction-static", "max-total-tokens", "max-mamba-cache-size", "mamba-full-memory-ratio"}
 )
-"""Flags that divide the memory and do nothing else: while everybody runs at once, none of them changes speed."""
+"""Flags that divide the memory and do nothing else: while all run at once, none of them changes the speed."""
 
 _BEST_DRAFT_TOKENS = 8
 
