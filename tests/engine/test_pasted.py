@@ -502,3 +502,65 @@ def test_flags_that_are_written_as_a_command_read_back(flags: dict[str, object])
     words = ["/opt/venv/bin/python", "-m", "sglang.launch_server", *argv]
     assert read_words(words).flags == flags
     assert read_text(shlex.join(words), source="x").flags == flags
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            'FROM lmsysorg/sglang:v0.5.22\nCMD ["sglang", "serve", "--model-path", "m/m", "--port", "1"]',
+            "0.5.22",
+        ),
+        (
+            'subprocess.Popen(["python", "-m", "sglang.launch_server", "--model", "m/m", "--port", "1"])',
+            None,
+        ),
+        ('launch_server_cmd(\n    "python3 -m sglang.launch_server --model-path m/m --port 1"\n)', None),
+        ('{"args": ["--model-path", "m/m", "--port", "1"], "module": "sglang.launch_server"}', None),
+        ("**Command:** `sglang serve --model-path m/m --port 1`\n\nsglang: 0.5.21\n", "0.5.21"),
+        ("- `--model-path m/m`\n- `--port 1`\n", None),
+        (
+            "image:\n  repository: x/sglang\n  tag: v0.5.22\nargs:\n  - --model-path=m/m\n  - --port=1\n",
+            "0.5.22",
+        ),
+    ],
+)
+def test_a_command_within_other_text(text: str, version: str | None):
+    command = pasted(text)
+    assert command.flags == {"model-path": "m/m", "port": 1}
+    assert (command.version, command.version_from) == ((version, "text") if version else ("0.5.23", "newest"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MODEL ?= m/m\nserve:\n\tsglang serve --model-path $(MODEL)\n",
+        "set -gx MODEL m/m\nsglang serve --model-path $MODEL\n",
+        "set MODEL=m/m\r\nsglang serve --model-path $MODEL\r\n",
+        '$MODEL = "m/m"\nsglang serve `\n  --model-path $MODEL\n',
+        '$env:MODEL = "m/m"\nsglang serve --model-path $MODEL\n',
+    ],
+)
+def test_variables_of_other_shells_and_of_make(text: str):
+    assert pasted(text).flags == {"model-path": "m/m"}
+
+
+def test_options_of_the_shell_itself_set_no_variables():
+    command = pasted("set -e -o pipefail\nset -- one two\nsglang serve --model-path ${pipefail:-m/m}\n")
+    assert command.flags == {"model-path": "m/m"}
+
+
+def test_serve_takes_its_model_without_the_flag():
+    command = pasted("sglang serve m/m --port 1")
+    assert command.flags == {"model-path": "m/m", "port": 1}
+    assert command.problems == ()
+
+
+def test_flags_with_underscores_are_planned_and_told():
+    for text in (
+        "sglang serve --model_path m/m --mem_fraction_static 0.8",
+        "model_path: m/m\nmem_fraction_static: 0.8",
+    ):
+        command = pasted(text)
+        assert command.flags == {"model-path": "m/m", "mem-fraction-static": 0.8}
+        assert {"--model_path", "--mem_fraction_static"} <= {one.flag for one in command.problems}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_deploy.engine.launch import FlagValue
 from dflash_deploy.engine.sglang.flags import FlagProblem, FlagTable
-from dflash_deploy.engine.sglang.pasted import container, unit
+from dflash_deploy.engine.sglang.pasted import container, embedded, unit
 from dflash_deploy.engine.sglang.pasted.flags import (
     config_words,
     mapping_words,
@@ -152,7 +152,16 @@ def _in_script(text: str, notes: Notes) -> list[Found]:
     if launches:
         return launches
     flags = [found for statement in statements if (found := bare_flags(statement)) is not None]
-    return flags[:1]
+    return flags[:1] or _in_other_text(text, notes)[:1]
+
+
+def _in_other_text(text: str, notes: Notes) -> list[Found]:
+    found = [in_words(words, notes) for words in embedded.word_lists(text)]
+    for part in embedded.mentioned(text) if not any(found) else ():
+        statements = list(Shell(part, notes).statements())
+        found += in_statements(statements, notes)
+        found += [bare_flags(statement) for statement in statements] if not any(found) else []
+    return [one for one in found if one is not None]
 
 
 def _in_yaml(text: str, source: str, notes: Notes) -> list[Found]:
@@ -174,7 +183,7 @@ def _flat_config(text: str, source: str) -> dict[str, container.Tree] | None:
     except DeployError:
         return None
     first = trees[0] if trees else None
-    return first if isinstance(first, dict) and "model-path" in first else None
+    return first if isinstance(first, dict) and {"model-path", "model_path"} & set(first) else None
 
 
 def _from_mapping(

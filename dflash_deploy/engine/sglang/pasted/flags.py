@@ -108,7 +108,11 @@ def given_flags(argv: Sequence[str], table: FlagTable) -> Iterator[Given]:
 
 
 def find_option(name: str, table: FlagTable) -> Option | None:
-    """The option of a name or its beginning; one of another release where this one has none."""
+    """The option of a name or its beginning; one of another release where this one has none.
+
+    Underscores are read as dashes: the engine refuses them, which ``FlagTable.problems`` tells.
+    """
+    name = name.replace("_", "-")
     option = table.find(name)
     if option is not None:
         return option

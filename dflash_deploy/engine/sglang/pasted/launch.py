@@ -25,6 +25,14 @@ _WRAPPERS = frozenset(
 _PINNED = re.compile(
     r"\bsglang(?:\[[\w,]{0,40}\])?==(?P<version>\d+(?:\.\d+){1,3}(?:\.?(?:post|rc|dev)\d+)?)"
 )
+_TAGGED = re.compile(
+    r"(?im)^[ \t]*(?:FROM[ \t]+\S{0,200}\bsglang:|repository:[ \t]*\S{0,200}\bsglang\s{1,40}tag:[ \t]*[\"']?)"
+    r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+)?)"
+)
+_REPORTED = re.compile(
+    r"(?im)^[ \t*-]{0,20}sglang(?: version)?[ \t]{0,20}[:=][ \t]{0,20}v?"
+    r"(?P<version>0\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)[ \t]{0,20}$"
+)
 _RELEASE = re.compile(r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+)?)(?:$|[-_])")
 _DEEPEST = 3
 
@@ -109,8 +117,8 @@ def bare_flags(statement: Statement) -> Found | None:
 
 
 def pinned_version(text: str) -> str | None:
-    """A release that the text installs: ``sglang==0.5.19``."""
-    match = _PINNED.search(text)
+    """A release that the text names: ``sglang==0.5.19``, an image to build on, ``sglang: 0.5.19``."""
+    match = _PINNED.search(text) or _TAGGED.search(text) or _REPORTED.search(text)
     return match["version"] if match else None
 
 
@@ -119,7 +127,8 @@ def _in_statement(statement: Statement) -> Found | None:
     start = _after_entry([word.text for word in words])
     if start is None:
         return None
-    return Found(words[start:], _env(statement, start), _version_of(words[:start]), statement.line)
+    arguments = _with_model(words, start)
+    return Found(arguments, _env(statement, start), _version_of(words[:start]), statement.line)
 
 
 def _after_entry(words: Sequence[str]) -> int | None:
@@ -130,11 +139,26 @@ def _after_entry(words: Sequence[str]) -> int | None:
             return at + 2
         if word.startswith("-m") and word[2:] in _MODULES:
             return at + 1
-        if (word.rpartition("/")[2] == "sglang" or word.endswith("sglang.cli.main")) and following == "serve":
+        if _serves(word) and following == "serve":
             return at + 2
         if _SCRIPT.search(word):
             return at + 1
     return None
+
+
+def _serves(word: str) -> bool:
+    return word.rpartition("/")[2] == "sglang" or word.endswith("sglang.cli.main")
+
+
+def _with_model(words: Sequence[Word], start: int) -> tuple[Word, ...]:
+    """The arguments; ``sglang serve MODEL`` may name its model without the flag."""
+    arguments = tuple(words[start:])
+    first = arguments[0] if arguments else None
+    if first is None or words[start - 1].text != "serve" or first.text.startswith("-"):
+        return arguments
+    if any(_MODEL_FLAG.match(word.text) for word in arguments):
+        return arguments
+    return (Word("--model-path", (), first.line), *arguments)
 
 
 def _env(statement: Statement, start: int) -> dict[str, str]:

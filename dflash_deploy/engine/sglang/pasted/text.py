@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from dflash_deploy.engine.sglang.pasted.words import MAX_CHARS, Notes, too_large
 
@@ -16,6 +17,30 @@ _BLANKS = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad\x00]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)?)")
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)[\w+-]{0,20}[ \t]*$")
+# Variables as other shells and make set them, and as a Linux shell does.
+_VALUE = r"(?P<value>[^-\s=(@][^\n]{0,4000})$"
+_SETTINGS = (
+    (
+        re.compile(rf"(?m)^(?P<name>[A-Za-z_]\w{{0,60}})[ \t]*(?:\?|:{{1,2}})=[ \t]*{_VALUE}"),
+        r"\g<name>=",
+        True,
+    ),
+    (
+        re.compile(
+            rf"(?m)^[ \t]*set[ \t]+(?:-\w{{1,8}}[ \t]+){{0,4}}(?P<name>[A-Za-z_]\w{{0,60}})[ \t]+{_VALUE}"
+        ),
+        r"export \g<name>=",
+        False,
+    ),
+    (re.compile(rf"(?mi)^[ \t]*set[ \t]+(?P<name>[A-Za-z_]\w{{0,60}})={_VALUE}"), r"export \g<name>=", True),
+    (
+        re.compile(rf"(?mi)^[ \t]*\$env:(?P<name>[A-Za-z_]\w{{0,60}})[ \t]*=[ \t]*{_VALUE}"),
+        r"export \g<name>=",
+        False,
+    ),
+    (re.compile(rf"(?m)^[ \t]*\$(?P<name>[A-Za-z_]\w{{0,60}})[ \t]*=[ \t]*{_VALUE}"), r"\g<name>=", False),
+)
+_MAKE = re.compile(r"\$\((?P<name>[A-Za-z_]\w{0,60})\)")
 # `$ `, `% `, `> ` and the like; `# ` only behind a user's name, as it begins a comment otherwise.
 _PROMPT = re.compile(
     r"^[ \t]*(?:\([\w.-]{1,60}\)[ \t]+)?"
@@ -43,7 +68,7 @@ def cleaned(text: str, notes: Notes) -> str:
     if _BLANKS.search(text) or _INVISIBLE.search(text):
         notes.add("unusual blanks (such as the non-breaking space) are read as plain ones")
         text = _INVISIBLE.sub("", _BLANKS.sub(" ", text))
-    return _without_prompts(word_as_meant(text, notes))
+    return _settings_as_meant(_without_prompts(word_as_meant(text, notes)))
 
 
 def word_as_meant(text: str, notes: Notes) -> str:
@@ -55,6 +80,22 @@ def word_as_meant(text: str, notes: Notes) -> str:
         notes.add("curly quotes are read as plain ones; a shell would hand them on as letters")
         text = _SINGLE_QUOTES.sub("'", _DOUBLE_QUOTES.sub('"', text))
     return text
+
+
+def _settings_as_meant(text: str) -> str:
+    """What make, fish, cmd and PowerShell write to set a variable, as a Linux shell has it."""
+    names: set[str] = set()
+
+    def setting(match: re.Match[str], front: str, quote: bool) -> str:
+        names.add(match["name"])
+        value = match["value"].rstrip()
+        quoted = quote and "'" not in value and not value.startswith('"')
+        return match.expand(front) + (f"'{value}'" if quoted else value)
+
+    for pattern, front, quote in _SETTINGS:
+        text = pattern.sub(partial(setting, front=front, quote=quote), text)
+    # make's $(NAME) is a command to a shell.
+    return _MAKE.sub(lambda match: f"${{{match['name']}}}" if match["name"] in names else match[0], text)
 
 
 def _without_prompts(text: str) -> str:
