@@ -113,7 +113,7 @@ class Answer:
         except TooLongError as error:
             raise Failure("broken", f"broken stream: {error}") from None
         except RecursionError:
-            raise Failure("broken", "an event that is nested too deeply") from None
+            raise Failure("broken", "broken JSON in the stream: nested too deeply") from None
         if not self._reader.between_events:
             self._form = None
         return self.done

@@ -44,13 +44,14 @@ def body_of(endpoint: Endpoint, prompt: Prompt, sampling: Sampling) -> bytes:
         "model": endpoint.model,
         "messages": [{"role": role, "content": content} for role, content in prompt.messages],
         "max_tokens": sampling.max_tokens,
-        "ignore_eos": sampling.ignore_eos,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if sampling.temperature is not None:
         body["temperature"] = sampling.temperature
-    if sampling.thinking is not None:
+    if endpoint.extras:
+        body["ignore_eos"] = sampling.ignore_eos
+    if endpoint.extras and sampling.thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
     if prompt.tool is not None:
         body["tools"] = [{"type": "function", "function": prompt.tool}]

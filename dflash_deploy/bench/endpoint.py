@@ -29,6 +29,7 @@ class Endpoint:
         version: of the engine, where it says.
         time_scale: server seconds in a second of the clock; above one for a simulated server.
         context_tokens: longest context of one request, where it says.
+        extras: it may be asked for what is not in OpenAI's interface: an exact length, no thinking.
     """
 
     base_url: str
@@ -39,17 +40,18 @@ class Endpoint:
     time_scale: float = 1.0
     context_tokens: int | None = None
     simulated: bool = False
+    extras: bool = True
 
 
 def discover(url: str, *, model: str | None = None, api_key: str | None = None) -> Endpoint:
     """Ask a server what it is; what it does not say stays unknown.
 
     Args:
-        url: its address, with or without ``/v1``.
+        url: its address, with or without ``/v1`` or the whole of ``/v1/chat/completions``.
         model: name to ask for; None takes the first that the server names.
         api_key: of the server.
     """
-    base_url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+    base_url = url.strip().rstrip("/").removesuffix("/chat/completions").removesuffix("/v1").rstrip("/")
     named = model or http.served_model(base_url, timeout_s=_ASK_S, api_key=api_key)
     info = http.server_info(base_url, timeout_s=_ASK_S, api_key=api_key)
     known = info is not None and (info.kv_tokens is not None or info.version is not None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from dflash_deploy.bench.chat import Question, Sampling, Streamed, prepare
 from dflash_deploy.bench.endpoint import Endpoint
@@ -26,6 +27,14 @@ _MOST_FAILURES = 20
 """One after the other, and a closed loop ends: the server is not to be stormed, nor a person kept waiting."""
 
 _AFTER_FAILURE_S = 0.1
+
+
+DEFAULT_STALL_S = 120.0
+"""Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""
+
+_LEAST_STALL_S = 10.0
+_LEAST_TIMEOUT_S = 20.0
+"""Bounds on waiting never get shorter than these by the clock, however fast simulated time runs."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,29 @@ class Load:
         return chosen if self.salt is None else chosen.salted(f"{self.salt}-{name}")
 
 
+class Turn(NamedTuple):
+    """One of several rounds.
+
+    Attributes:
+        label: for people.
+        salt: with ``number``, what makes its prompts its own.
+        counts: is measured; the others warm up.
+    """
+
+    label: str
+    salt: str
+    number: int
+    counts: bool
+
+
+def turns(warm_up: int, rounds: int) -> Iterator[Turn]:
+    """The rounds of a load: those that warm up and those that count, either from the first prompt on."""
+    for number in range(warm_up):
+        yield Turn(f"warm-up {number + 1}" if number else "cold", "w", number, counts=False)
+    for number in range(rounds):
+        yield Turn(f"round {number + 1}", "r", number, counts=True)
+
+
 class Player:
     """Sends a load's requests from within one event loop.
 
@@ -66,6 +98,10 @@ class Player:
         self.load = load
         self._address = Address.parse(load.endpoint.base_url)
         self._tls: ssl.SSLContext | None = tls_context(self._address)
+
+    async def turn(self, users: int, turn: Turn) -> Round:
+        """One of ``turns``."""
+        return await self.round(users, turn.salt, turn.number)
 
     async def round(self, users: int, name: str, number: int) -> Round:
         """All users at once, one request each."""
@@ -189,6 +225,18 @@ class Player:
             waited_s=waited_s,
             estimate_tokens=self.load.estimate_tokens,
         )
+
+
+def patience(stall_s: float, total_s: float, time_scale: float) -> Patience:
+    """Bounds in server seconds as bounds by the clock."""
+    return Patience(
+        _on_the_clock(stall_s, time_scale, _LEAST_STALL_S),
+        _on_the_clock(total_s, time_scale, _LEAST_TIMEOUT_S),
+    )
+
+
+def _on_the_clock(limit_s: float, time_scale: float, least_s: float) -> float:
+    return limit_s if time_scale == 1 else max(limit_s / time_scale, least_s)
 
 
 def poisson(rate_per_s: float, requests: int, *, seed: int = 0) -> tuple[float, ...]:

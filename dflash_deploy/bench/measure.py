@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from dflash_deploy.bench.chat import Sampling
 from dflash_deploy.bench.endpoint import Endpoint
-from dflash_deploy.bench.load import Load, Player
+from dflash_deploy.bench.load import DEFAULT_STALL_S, Load, Player, patience, turns
 from dflash_deploy.bench.measurement import (
     Measurement,
     NotMeasured,
@@ -20,15 +20,7 @@ from dflash_deploy.bench.measurement import (
     percentile,
 )
 from dflash_deploy.bench.quality.faults import find_faults
-from dflash_deploy.bench.transport import Patience
 from dflash_deploy.bench.workloads import Prompt
-
-DEFAULT_STALL_S = 120.0
-"""Server seconds without a chunk after which a stream counts as stalled; a long prefill takes less."""
-
-_LEAST_STALL_S = 10.0
-_LEAST_TIMEOUT_S = 20.0
-"""Bounds on waiting never get shorter than these by the clock, however fast simulated time runs."""
 
 _SAMPLE_CHARACTERS = 600
 _MOST_SAMPLES = 3
@@ -128,18 +120,6 @@ def measure(
     )
 
 
-def patience(stall_s: float, total_s: float, time_scale: float) -> Patience:
-    """Bounds in server seconds as bounds by the clock."""
-    return Patience(
-        _on_the_clock(stall_s, time_scale, _LEAST_STALL_S),
-        _on_the_clock(total_s, time_scale, _LEAST_TIMEOUT_S),
-    )
-
-
-def _on_the_clock(limit_s: float, time_scale: float, least_s: float) -> float:
-    return limit_s if time_scale == 1 else max(limit_s / time_scale, least_s)
-
-
 class _Peak:
     """The highest reading of a gauge that may have nothing to say."""
 
@@ -173,18 +153,16 @@ async def _play_all(
     watch = asyncio.create_task(peak.watch())
     try:
         cold: Round | None = None
-        for number in range(warm_up):
-            tell(f"warm-up round {number + 1}/{warm_up}")
-            played = await player.round(users, "w", number)
-            if failure := _failure(played, 0):
-                return failure
-            cold = cold or played
         measured: list[Round] = []
-        for number in range(rounds):
-            tell(f"round {number + 1}/{rounds}")
-            played = await player.round(users, "r", number)
+        for turn in turns(warm_up, rounds):
+            kind, of = ("round", rounds) if turn.counts else ("warm-up round", warm_up)
+            tell(f"{kind} {turn.number + 1}/{of}")
+            played = await player.turn(users, turn)
             if failure := _failure(played, len(measured)):
                 return failure
+            cold = cold or played
+            if not turn.counts:
+                continue
             measured.append(played)
             await peak.look()
             if enough([_figures(one) for one in measured]):

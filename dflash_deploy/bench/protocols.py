@@ -16,14 +16,13 @@ from typing import Literal
 
 from dflash_deploy.bench.chat import Sampling
 from dflash_deploy.bench.endpoint import Endpoint
-from dflash_deploy.bench.load import Load, Player, poisson
-from dflash_deploy.bench.measure import DEFAULT_STALL_S, patience
+from dflash_deploy.bench.load import DEFAULT_STALL_S, Load, Player, patience, poisson, turns
 from dflash_deploy.bench.measurement import LoadFigures, RequestResult
 from dflash_deploy.bench.prompts import lasting, mixed_prompts
 from dflash_deploy.bench.server_side import ServerFigures, between, standing
 from dflash_deploy.bench.telemetry import GpuWatch, Telemetry
-from dflash_deploy.bench.workloads import Prompt, Task
-from dflash_deploy.bench.workloads.lengths import fit, server_counter
+from dflash_deploy.bench.workloads import Message, Prompt, Task
+from dflash_deploy.bench.workloads.lengths import Fitted, ServerCounter, fit
 from dflash_deploy.machine.gpu import GpuSample
 
 _SLOWEST_TOKENS_PER_S = 0.5
@@ -139,7 +138,8 @@ class Level:
         cold: the first load after a start reads low: not to be compared with others.
         prompt_tokens: of each prompt where the protocol sets them, as the server counts.
         prefill_tokens_per_s: prompt tokens over the median TTFT, where the protocol sets them.
-        requests: every one of them.
+        requests: every one of them; none of a window.
+        window: part of the level before it, which has the requests.
     """
 
     label: str
@@ -150,6 +150,7 @@ class Level:
     requests: tuple[RequestResult, ...]
     prompt_tokens: int | None = None
     prefill_tokens_per_s: float | None = None
+    window: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class ProtocolResult:
         server: the server's own view of all of it, None where it has none.
         gpu: None without a card of this machine.
         stopped: why it ended before its last level, in words; None where it did not.
+        interrupted: a person ended it.
         notes: what a reader of the figures must know.
     """
 
@@ -172,6 +174,7 @@ class ProtocolResult:
     server: ServerFigures | None
     gpu: Telemetry | None
     stopped: str | None
+    interrupted: bool
     notes: tuple[str, ...]
 
 
@@ -204,8 +207,11 @@ def run_protocol(
     *,
     gpu: Callable[[], GpuSample | None] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
+    on_level: Callable[[ProtocolResult], None] = lambda _: None,
 ) -> ProtocolResult:
     """Play a protocol. Whatever the server does is a value; not to be called from a coroutine.
+
+    Ctrl-C is one as well: the result then holds what had been measured.
 
     Args:
         endpoint: from ``endpoint.discover``.
@@ -213,45 +219,78 @@ def run_protocol(
         options: what a person set.
         gpu: looks at the card that serves, None without one.
         on_progress: told what is going on, in a few words.
+        on_level: given what there is after each level, as if it were interrupted there.
 
     Raises:
         ValueError: the endpoint's address is none.
     """
     salt = secrets.token_hex(4) if options.salt == "" else options.salt
-    play = _Play(endpoint, protocol, replace(options, salt=salt), on_progress)
-    before = standing(endpoint)
-    with ExitStack() as stack:
-        watch = stack.enter_context(GpuWatch(gpu)) if gpu is not None else None
-        play.all()
-    return ProtocolResult(
-        protocol=protocol,
-        endpoint=endpoint,
-        kind="simulated" if endpoint.simulated else "measured",
-        levels=tuple(play.levels),
-        server=between(before, standing(endpoint)),
-        gpu=watch.telemetry() if watch else None,
-        stopped=play.stopped,
-        notes=tuple(play.notes),
+    play = _Play(endpoint, protocol, replace(options, salt=salt), on_progress, on_level)
+    watch: GpuWatch | None = None
+    server: ServerFigures | None = None
+    interrupted = False
+    try:
+        before = standing(endpoint)
+        with ExitStack() as stack:
+            watch = stack.enter_context(GpuWatch(gpu)) if gpu is not None else None
+            play.all()
+        server = between(before, standing(endpoint))
+    except KeyboardInterrupt:
+        interrupted = True
+        play.end_level()
+    gpu_seen = watch.telemetry() if watch else None
+    return replace(play.result(), server=server, gpu=gpu_seen, interrupted=interrupted)
+
+
+def player_of(endpoint: Endpoint, protocol: Protocol, options: Options, prompts: Sequence[Prompt]) -> Player:
+    """Asks these prompts as the protocol does.
+
+    Raises:
+        ValueError: the endpoint's address is none.
+    """
+    total_s = 60.0 + protocol.output_tokens / _SLOWEST_TOKENS_PER_S
+    return Player(
+        Load(
+            endpoint,
+            prompts,
+            Sampling(protocol.output_tokens),
+            patience(options.stall_s, total_s, endpoint.time_scale),
+            options.salt,
+            options.estimate_tokens,
+        )
     )
+
+
+def prompts_of(protocol: Protocol, options: Options, count: int) -> Sequence[Prompt]:
+    """A person's own prompts, or the first of the protocol's."""
+    return options.prompts or mixed_prompts(dict(protocol.tasks), count)
 
 
 class _Play:
     """One run of a protocol, as far as it has come."""
 
     def __init__(
-        self, endpoint: Endpoint, protocol: Protocol, options: Options, tell: Callable[[str], None]
+        self,
+        endpoint: Endpoint,
+        protocol: Protocol,
+        options: Options,
+        tell: Callable[[str], None],
+        on_level: Callable[[ProtocolResult], None],
     ) -> None:
         self._endpoint = endpoint
         self._protocol = protocol
         self._options = options
         self._tell = tell
-        self.levels: list[Level] = []
-        self.notes: list[str] = []
+        self._on_level = on_level
+        self._level = ("", 0)
+        self._answers: list[RequestResult] = []
+        self._levels: list[Level] = []
+        self._notes: list[str] = []
         self.stopped: str | None = None
+        if options.salt is None:
+            self._notes.append("prompts are not salted: prefix caches may have helped")
 
     def all(self) -> None:
-        if self._options.salt is None:
-            self.notes.append("prompts are not salted: prefix caches may have helped")
         match self._protocol.shape:
             case "rounds":
                 asyncio.run(self._rounds())
@@ -259,49 +298,48 @@ class _Play:
                 asyncio.run(self._closed())
             case "ladder":
                 self._ladder()
-        if any(level.figures.tokens_estimated for level in self.levels):
-            self.notes.append(
+
+    def result(self) -> ProtocolResult:
+        """What there is until now, without what is known at the end alone."""
+        notes = list(self._notes)
+        if any(level.figures.tokens_estimated for level in self._levels):
+            notes.append(
                 "the server does not count its tokens: a chunk was taken for one, so the true figures are"
                 " these or higher"
             )
         if any(
             one.output_tokens != self._protocol.output_tokens
-            for level in self.levels
+            for level in self._levels
             for one in level.requests
             if one.error is None and not one.tokens_estimated
         ):
-            self.notes.append(f"not every answer had {self._protocol.output_tokens} tokens")
-
-    def _player(self, prompts: Sequence[Prompt]) -> Player:
-        protocol, options, scale = self._protocol, self._options, self._endpoint.time_scale
-        total_s = 60.0 + protocol.output_tokens / _SLOWEST_TOKENS_PER_S
-        return Player(
-            Load(
-                self._endpoint,
-                prompts,
-                Sampling(protocol.output_tokens),
-                patience(options.stall_s, total_s, scale),
-                options.salt,
-                options.estimate_tokens,
-            )
+            notes.append(f"not every answer had {self._protocol.output_tokens} tokens")
+        return ProtocolResult(
+            protocol=self._protocol,
+            endpoint=self._endpoint,
+            kind="simulated" if self._endpoint.simulated else "measured",
+            levels=tuple(self._levels),
+            server=None,
+            gpu=None,
+            stopped=self.stopped,
+            interrupted=True,
+            notes=tuple(notes),
         )
 
+    def _player(self, prompts: Sequence[Prompt]) -> Player:
+        return player_of(self._endpoint, self._protocol, self._options, prompts)
+
     def _prompts(self, count: int) -> Sequence[Prompt]:
-        return self._options.prompts or mixed_prompts(dict(self._protocol.tasks), count)
+        return prompts_of(self._protocol, self._options, count)
 
     async def _rounds(self) -> None:
         protocol = self._protocol
         for users in protocol.users:
             player = self._player(self._prompts(users * max(protocol.rounds, protocol.warm_up)))
-            plan = [
-                ("w", f"warm-up {number + 1}" if number else "cold") for number in range(protocol.warm_up)
-            ]
-            plan += [("r", f"round {number + 1}") for number in range(protocol.rounds)]
-            for place, (name, label) in enumerate(plan):
-                self._tell(f"{users} {_plural('user', users)}, {label}")
-                number = place if name == "w" else place - protocol.warm_up
-                played = await player.round(users, name, number)
-                self._add(label, users, played.requests, cold=name == "w")
+            for turn in turns(protocol.warm_up, protocol.rounds):
+                self._tell(f"{_users(users)}, {turn.label}")
+                played = await player.turn(users, turn)
+                self._add(turn.label, users, played.requests, cold=not turn.counts)
                 if self.stopped:
                     return
 
@@ -310,27 +348,45 @@ class _Play:
         for users in protocol.users:
             requests = users * protocol.rounds
             player = self._player(self._prompts(max(requests, 64)))
-            if protocol.warm_up:
-                self._tell(f"{users} {_plural('user', users)}, warm-up")
-                for number in range(protocol.warm_up):
-                    await player.round(users, f"w{users}-", number)
-            label = f"{users} {_plural('user', users)}"
-            self._tell(label)
+            for turn in turns(protocol.warm_up, 0):
+                self._tell(f"{_users(users)}, {turn.label}")
+                played = await player.round(users, f"w{users}-", turn.number)
+                if self._all_failed(turn.label, played.requests):
+                    self._add(turn.label, users, played.requests, cold=True)
+                    return
+            # Kept from answer to answer, so that a load that is cut short leaves what it had.
+            keep = self._answers.append
+            name = f"{users}-"
             if options.rate_per_s is not None:
                 if protocol.duration_s is not None:
                     requests = max(1, round(options.rate_per_s * protocol.duration_s))
+                self._begin_level(f"{options.rate_per_s:g} requests/s", users)
                 arrivals = poisson(options.rate_per_s, requests, seed=options.seed)
-                results = await player.open(arrivals, name=f"{users}-")
-                self._add(f"{options.rate_per_s:g} requests/s", users, results, by_user=False)
-            elif protocol.duration_s is not None:
-                results = await player.closed(users, duration_s=protocol.duration_s, name=f"{users}-")
-                self._add(label, users, results)
-                self._by_minute(users, results)
+                await player.open(arrivals, name=name, on_answer=keep)
             else:
-                results = await player.closed(users, requests=requests, name=f"{users}-")
-                self._add(label, users, results)
+                self._begin_level(_users(users), users)
+                limit = None if protocol.duration_s is not None else requests
+                await player.closed(
+                    users, requests=limit, duration_s=protocol.duration_s, name=name, on_answer=keep
+                )
+            self.end_level()
             if self.stopped:
                 return
+
+    def _begin_level(self, label: str, users: int) -> None:
+        self._tell(label)
+        self._level = (label, users)
+
+    def end_level(self) -> None:
+        """Put down the level that is being played, if there is one with answers."""
+        results, (label, users) = list(self._answers), self._level
+        self._answers.clear()
+        if not results:
+            return
+        open_loop = self._options.rate_per_s is not None
+        self._add(label, users, results, by_user=not open_loop)
+        if self._protocol.duration_s is not None and not open_loop:
+            self._by_minute(users, results)
 
     def _by_minute(self, users: int, results: Sequence[RequestResult]) -> None:
         """The answers that ended in each minute."""
@@ -339,34 +395,52 @@ class _Play:
         for one in results:
             minutes.setdefault(int((one.sent_s + one.total_s - begun) / _WINDOW_S), []).append(one)
         for minute in sorted(minutes):
-            self._add(f"minute {minute + 1}", users, minutes[minute], keep=False)
+            self._add(f"minute {minute + 1}", users, minutes[minute], window=True)
 
     def _ladder(self) -> None:
         protocol, endpoint = self._protocol, self._endpoint
-        count = server_counter(endpoint.base_url, endpoint.model, api_key=endpoint.api_key)
+        counter = ServerCounter(
+            endpoint.base_url, endpoint.model, api_key=endpoint.api_key, extras=endpoint.extras
+        )
         longest = endpoint.context_tokens
-        base = (self._options.prompts or lasting("instruction"))[0]
         for wanted in protocol.prompt_tokens:
             if longest is not None and wanted + protocol.output_tokens + _ROOM_TOKENS > longest:
-                self.notes.append(f"the context of {longest:,} tokens has no room for a prompt of {wanted:,}")
+                self._notes.append(
+                    f"the context of {longest:,} tokens has no room for a prompt of {wanted:,}"
+                )
                 return
             self._tell(f"{wanted} tokens: making a prompt of that length")
-            prompts = []
-            for number in range(protocol.rounds):
-                salt = None if self._options.salt is None else f"{self._options.salt}-{wanted}-{number}"
-                fitted = fit(base, wanted, count, salt=salt)
-                if fitted is None:
-                    self.stopped = f"{wanted} tokens: the server does not count a prompt's tokens"
-                    return
-                prompts.append(fitted)
+            prompts = [
+                self._prompt_of(wanted, counter, f"{wanted}-{number}") for number in range(protocol.rounds)
+            ]
+            known = [one for one in prompts if one is not None]
+            if len(known) < len(prompts):
+                self.stopped = f"{wanted} tokens: the server does not count a prompt's tokens"
+                return
             self._tell(f"{wanted} tokens")
-            player = self._player([one.prompt for one in prompts])
+            player = self._player([one.prompt for one in known])
             player.load = replace(player.load, salt=None)
             results = asyncio.run(player.closed(1, requests=protocol.rounds))
-            tokens = min(one.tokens for one in prompts)
+            counted = [one.prompt_tokens for one in results if one.prompt_tokens]
+            tokens = min(counted if counter.by_asking and counted else [one.tokens for one in known])
             self._add(f"{tokens} tokens", 1, results, prompt_tokens=tokens)
             if self.stopped:
                 return
+
+    def _prompt_of(self, wanted: int, counter: ServerCounter, name: str) -> Fitted | None:
+        base = (self._options.prompts or lasting("instruction"))[0]
+        salt = self._options.salt
+        if salt is None:
+            return fit(base, wanted, counter)
+        fitted = fit(base, wanted, counter, salt=f"{salt}-{name}")
+        if fitted is None or not counter.by_asking:
+            return fitted
+        # Counting has put the prompt into the prefix cache. One that begins in another way is not there, and
+        # has as many tokens, or one or two more or less.
+        other = secrets.token_hex(4)
+        first, *more = fitted.prompt.messages
+        anew = Message(first.role, first.content.replace(salt, other, 1))
+        return replace(fitted, prompt=replace(fitted.prompt, messages=(anew, *more)))
 
     def _add(
         self,
@@ -376,27 +450,34 @@ class _Play:
         *,
         cold: bool = False,
         prompt_tokens: int | None = None,
-        keep: bool = True,
+        window: bool = False,
         by_user: bool = True,
     ) -> None:
         figures = LoadFigures.of(results)
         prefill = None
         if prompt_tokens is not None and figures.ttft_s is not None and figures.ttft_s.median > 0:
             prefill = prompt_tokens / figures.ttft_s.median
-        self.levels.append(
+        self._levels.append(
             Level(
                 label=label,
                 users=users,
                 cold=cold,
                 figures=figures,
                 per_user=_per_user(results) if by_user else (),
-                requests=tuple(results) if keep else (),
+                requests=() if window else tuple(results),
+                window=window,
                 prompt_tokens=prompt_tokens,
                 prefill_tokens_per_s=prefill,
             )
         )
-        if figures.errors and sum(figures.errors.values()) == figures.requests:
-            self.stopped = f"{label}: {figures.first_error}"
+        if not window and not self._all_failed(label, results):
+            self._on_level(self.result())
+
+    def _all_failed(self, label: str, results: Sequence[RequestResult]) -> bool:
+        if all(one.error is not None for one in results):
+            self.stopped = f"{label}: {results[0].error}"
+            return True
+        return False
 
 
 def _per_user(results: Sequence[RequestResult]) -> tuple[UserRow, ...]:
@@ -419,5 +500,5 @@ def _per_user(results: Sequence[RequestResult]) -> tuple[UserRow, ...]:
     return tuple(rows)
 
 
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+def _users(users: int) -> str:
+    return "1 user" if users == 1 else f"{users} users"

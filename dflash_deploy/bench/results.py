@@ -1,25 +1,32 @@
 """Result files: what was measured, where and with what, in a form that two people can compare.
 
 Whatever is read here was written by somebody else: sizes are bounded, every value is checked, unknown keys
-are refused. ``redacted`` leaves what a stranger may see.
+are refused.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Sequence
 from datetime import UTC
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
-from dflash_deploy.bench.measurement import LoadFigures, Quantiles, RequestResult, Round
-from dflash_deploy.bench.quality.agreement import Agreement
-from dflash_deploy.bench.quality.exam import Examination, Kind, Mode, Score
+from dflash_deploy.bench.quality.exam import Kind, Mode
 from dflash_deploy.bench.workloads import Prompt
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
@@ -35,7 +42,12 @@ def _utc(moment: AwareDatetime) -> AwareDatetime:
     return moment.astimezone(UTC)
 
 
-Text = Annotated[str, Field(max_length=4096)]
+def _without_surrogates(value: object) -> object:
+    """What a command line or a server may hold, and no file."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_without_surrogates), Field(max_length=4096)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Figure = Annotated[float, Field(ge=0)]
 
@@ -135,7 +147,8 @@ class LoadRows(_Part):
     """One load level: so many users, in rounds.
 
     Attributes:
-        label: of a level that stands for itself, such as ``minute 3``; None for rounds.
+        label: of a level that stands for itself, such as ``8 users`` or ``minute 3``; None for rounds.
+        window: part of the load before it, whose requests are not told again.
         prompt_tokens: of each prompt, where the protocol sets them. ``prefill_tokens_per_s``: at that length.
         tails: of the rounds that count: time to the first token, from token to token, to the end of the
             answer, and from the moment at which a request was due until it was sent.
@@ -143,6 +156,7 @@ class LoadRows(_Part):
 
     users: Count
     label: Text | None = None
+    window: bool = False
     rounds: list[RoundRow] = Field(max_length=4096)
     tails: dict[Tailed, Tail] = {}
     prompt_tokens: Count | None = None
@@ -245,7 +259,7 @@ class Run(_Part):
     engine_version: Text | None = None
     flags: dict[Text, bool | int | float | Text | list[int] | list[float] | list[Text]] | None = None
     boot_s: Figure | None = None
-    loads: list[LoadRows] = Field(default=[], max_length=256)
+    loads: list[LoadRows] = Field(default=[], max_length=4096)
     failures: list[Failure] = Field(default=[], max_length=256)
     notes: list[Text] = Field(default=[], max_length=256)
     server: ServerRow | None = None
@@ -257,13 +271,18 @@ class Run(_Part):
 
 
 class ResultFile(_Part):
-    """One person's measurements. ``kind`` holds for every figure in it."""
+    """One person's measurements. ``kind`` holds for every figure in it.
+
+    Attributes:
+        interrupted: it was cut short; what had been measured until then is in it.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     tool_version: Text
     created: Annotated[AwareDatetime, AfterValidator(_utc)]
     kind: Literal["measured", "simulated"]
     redacted: bool = False
+    interrupted: bool = False
     machine: Machine | None = None
     workload: Workload
     runs: list[Run] = Field(max_length=1000)
@@ -289,65 +308,17 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def round_row(name: str, played: Round, *, counts: bool = True) -> RoundRow:
-    """A round as result files keep it. All its requests have been answered."""
-    rows = [user_row(one) for one in played.requests]
-    speeds = [row.tokens_per_s for row in rows if row.tokens_per_s is not None]
-    return RoundRow(
-        name=name,
-        counts=counts,
-        tokens_per_s=played.total_tokens_per_s,
-        user_tokens_per_s=median(speeds) if speeds else None,
-        ttft_s=median(row.ttft_s for row in rows),
-        wall_s=played.wall_s,
-        users=rows,
-    )
+def check_place(path: Path) -> None:
+    """See that a result file can be written before an hour is spent on it.
 
-
-def tails_of(figures: LoadFigures | None) -> dict[Tailed, Tail]:
-    """How long the slowest requests took; what cannot be told is left out."""
-    if figures is None:
-        return {}
-    found: dict[Tailed, Quantiles | None] = {
-        "ttft_s": figures.ttft_s,
-        "inter_token_s": figures.inter_token_s,
-        "latency_s": figures.latency_s,
-        "waited_s": figures.waited_s,
-    }
-    return {
-        name: Tail(median=one.median, p95=one.p95, p99=one.p99)
-        for name, one in found.items()
-        if one is not None
-    }
-
-
-def quality_of(examination: Examination, agreement: Mapping[Mode, Agreement] | None = None) -> Quality:
-    """An examination as result files keep it: digests in place of texts."""
-    scores: Mapping[Kind, Score] = examination.scores
-    return Quality(
-        asked={kind: score.asked for kind, score in scores.items()},
-        right={kind: score.right for kind, score in scores.items()},
-        missed={name: why[:4096] for name, why in examination.missed.items()},
-        faults=[fault[:4096] for fault in examination.faults],
-        repeated=examination.repeated,
-        repeated_same=examination.repeated_same,
-        cached_tokens=examination.cached_tokens,
-        digests={
-            mode: {name: said.digest for name, said in answers.items()}
-            for mode, answers in examination.answers.items()
-        },
-        agreement=None
-        if agreement is None
-        else {
-            mode: AgreementRow(
-                prompts=one.prompts,
-                identical=one.identical,
-                diverge_after=one.diverge_after,
-                counted=one.counted,
-            )
-            for mode, one in agreement.items()
-        },
-    )
+    Raises:
+        OSError: it cannot.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def write_result(path: Path, result: ResultFile) -> None:
@@ -386,89 +357,6 @@ def read_result(path: Path) -> ResultFile:
         f"{path} is no result file: {why}",
         fix="dflash-deploy bench URL --out FILE writes one; dflash-deploy bench schema prints their form",
         exit_code=ExitCode.INVALID_INPUT,
-    )
-
-
-def redacted(result: ResultFile) -> ResultFile:
-    """Without host names, addresses, paths, keys, and anything of prompts and answers but their digests."""
-    return result.model_copy(update={"redacted": True, "runs": [_redacted_run(run) for run in result.runs]})
-
-
-def _redacted_run(run: Run) -> Run:
-    flags = None
-    if run.flags is not None:
-        flags = {name: _redacted_flag(name, value) for name, value in run.flags.items()}
-    quality = run.quality
-    if quality is not None:
-        quality = quality.model_copy(
-            update={
-                "missed": dict.fromkeys(quality.missed, "<answer>"),
-                "faults": [_without_example(fault) for fault in quality.faults],
-            }
-        )
-    failures = [one.model_copy(update={"example": _scrubbed(one.example)}) for one in run.failures]
-    return run.model_copy(
-        update={
-            "url": None if run.url is None else "<url>",
-            "model": None if run.model is None else _last_part(run.model),
-            "reason": None if run.reason is None else _scrubbed(_without_example(run.reason)),
-            "flags": flags,
-            "quality": quality,
-            "failures": failures,
-            "notes": [_scrubbed(note) for note in run.notes],
-        }
-    )
-
-
-_Setting = bool | int | float | str | list[int] | list[float] | list[str]
-
-_SECRET = re.compile(r"key|token-file|password|secret|auth", re.IGNORECASE)
-_PATH = re.compile(r"(?<![\w<])(?:~|\.{1,2}|[A-Za-z]:)?[/\\](?:[^\s'\",:;()\[\]]+)")
-_ADDRESS = re.compile(
-    r"\b[a-z][a-z0-9+.-]*://\S+|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b|\[[0-9a-f:]{2,}\](?::\d+)?"
-    r"|\b(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?\b|\blocalhost(?::\d+)?\b",
-    re.IGNORECASE,
-)
-_QUOTED = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|“[^”]*”")
-
-
-def _redacted_flag(name: str, value: _Setting) -> _Setting:
-    if name == "api-key" or _SECRET.search(name):
-        return "<secret>"
-    if isinstance(value, str):
-        return _last_part(value) if "/" in value or "\\" in value else _scrubbed(value)
-    if isinstance(value, list):
-        return [_last_part(one) if isinstance(one, str) else one for one in value]  # type: ignore[return-value]
-    return value
-
-
-def _last_part(place: str) -> str:
-    """Of a folder or a hub name: the name of the model, without whose it is or where."""
-    last = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
-    return _scrubbed(last) if "://" in place else last
-
-
-def _without_example(fault: str) -> str:
-    return fault.split(", for example", 1)[0]
-
-
-def _scrubbed(text: str) -> str:
-    text = _QUOTED.sub("<text>", text)
-    return _PATH.sub("<path>", _ADDRESS.sub("<address>", text))
-
-
-def user_row(one: RequestResult) -> UserRow:
-    """A request as result files keep it."""
-    return UserRow(
-        user=one.user,
-        prompt_tokens=one.prompt_tokens,
-        output_tokens=one.output_tokens,
-        ttft_s=one.ttft_s,
-        tokens_per_s=one.decode_tokens_per_s,
-        wall_s=one.total_s,
-        accept_length=one.accept_length,
-        digest=digest(one.text),
-        estimated=one.tokens_estimated,
     )
 
 

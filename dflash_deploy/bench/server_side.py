@@ -8,6 +8,7 @@ from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.engine.sglang import http, metrics
 
 _ASK_S = 10.0
+_MOST = 1e15
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def between(before: Standing, after: Standing) -> ServerFigures | None:
 
 
 def _grown(old: float | None, new: float | None) -> float | None:
-    """By how much a counter grew; None where it is not there, or began anew."""
-    if new is None or new < (old or 0.0):
+    """By how much a counter grew; None where it is not there, began anew, or cannot be one."""
+    if new is None or not (old or 0.0) <= new < _MOST:
         return None
     return new - (old or 0.0)
 

@@ -65,7 +65,8 @@ def run(
         int | None, typer.Option(min=0, max=100, help="Rounds before them, which do not count.")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="How long each level of latency, throughput or soak takes.")
+        float | None,
+        typer.Option(min=1.0, max=86_400.0, help="How long each level of latency, throughput or soak takes."),
     ] = None,
     tasks: Annotated[
         str | None,
@@ -119,9 +120,7 @@ def run(
     ] = None,
     redact: Annotated[
         bool,
-        typer.Option(
-            "--redact", help="Leave names, addresses, paths, keys and texts out of all that is said."
-        ),
+        typer.Option("--redact", help="Leave names, addresses, paths, keys and texts out of the result."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -129,17 +128,21 @@ def run(
 
     Any server with OpenAI's chat interface will do: SGLang, vLLM, llama.cpp, Ollama, LM Studio. Tokens are
     those that the server counts, never events of the stream. Exits with 1 when requests failed or answers are
-    wrong.
+    wrong. Ctrl-C keeps what had been measured, and exits with 130.
     """
     from urllib.parse import urlsplit
 
+    from dflash_deploy.bench.against import bench_both
+    from dflash_deploy.bench.changes import Changes, changed
     from dflash_deploy.bench.endpoint import discover, read_api_key
     from dflash_deploy.bench.protocols import Options
-    from dflash_deploy.bench.results import redacted, write_result
-    from dflash_deploy.bench.standalone import Changes, bench, bench_both, changed
+    from dflash_deploy.bench.redaction import redacted
+    from dflash_deploy.bench.results import ResultFile, check_place, write_result
+    from dflash_deploy.bench.standalone import bench
     from dflash_deploy.bench.workloads import files
     from dflash_deploy.compare.here import look_here, machine_here
     from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text, shown
+    from dflash_deploy.tune.signals import stop_once
 
     if against and rate:
         raise typer.BadParameter("an open loop measures one server", param_hint="--rate")
@@ -152,50 +155,69 @@ def run(
         rate_per_s=rate,
         seed=seed,
     )
+    if out is not None:
+        check_place(out)
 
     def tell(text: str) -> None:
         if not quiet:
             typer.echo(shown(text), err=True)
 
+    def write(result: ResultFile) -> None:
+        if out is not None and any(run.loads for run in result.runs):
+            write_result(out, redacted(result) if redact else result)
+
+    def keep(result: ResultFile) -> None:
+        try:
+            write(result)
+        except OSError as error:
+            # Room may be made until the end, and what is measured is not given up for it.
+            typer.echo(f"{out} cannot be written now: {error.strerror or error}", err=True)
+
     key = read_api_key(api_key_file)
-    endpoint = discover(url, model=model, api_key=key)
-    here = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost", "::1")
-    machine = machine_here() if here and not endpoint.simulated else None
-    look = look_here() if here and not endpoint.simulated else None
-    found = None
-    if against is None:
-        result = bench(
-            endpoint,
-            chosen,
-            options,
-            machine=machine,
-            gpu=look,
-            exam=exam,
-            read_text=check_output,
-            tell=tell,
-        )
-    else:
-        other = discover(against, model=model, api_key=key)
-        result, found = bench_both(
-            endpoint,
-            other,
-            chosen,
-            options,
-            most_rounds=most_rounds,
-            machine=machine,
-            read_text=check_output,
-            tell=tell,
-        )
-    if redact:
-        result = redacted(result)
-    if out is not None:
-        write_result(out, result)
-    chosen_form = Format.JSON if json else form
-    render = {Format.TEXT: as_text, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
-    text = as_json(result, found) if chosen_form is Format.JSON else render[chosen_form](result)
-    typer.echo(text.rstrip("\n"))
+    with stop_once():
+        endpoint = discover(url, model=model, api_key=key)
+        here = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost", "::1")
+        machine = machine_here() if here and not endpoint.simulated else None
+        look = look_here() if here and not endpoint.simulated else None
+        found = None
+        if against is None:
+            result = bench(
+                endpoint,
+                chosen,
+                options,
+                machine=machine,
+                gpu=look,
+                exam=exam,
+                read_text=check_output,
+                tell=tell,
+                keep=keep,
+            )
+        else:
+            other = discover(against, model=model, api_key=key)
+            result, found = bench_both(
+                endpoint,
+                other,
+                chosen,
+                options,
+                most_rounds=most_rounds,
+                machine=machine,
+                read_text=check_output,
+                tell=tell,
+            )
+        said = redacted(result) if redact else result
+        chosen_form = Format.JSON if json else form
+        render = {Format.TEXT: as_text, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
+        text = as_json(said, found) if chosen_form is Format.JSON else render[chosen_form](said)
+        try:
+            write(result)
+        finally:
+            # A disk that is full takes the file, and not what is seen.
+            typer.echo(text.rstrip("\n"))
     if found is not None:
         typer.echo(found.sentence("A", "B"), err=chosen_form is not Format.TEXT)
+    if result.interrupted:
+        typer.echo("cut short: this is what had been measured", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if any(one.outcome != "served" for one in result.runs):
         raise typer.Exit(ExitCode.FAILED)
 

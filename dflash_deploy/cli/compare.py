@@ -123,7 +123,8 @@ def compare(
     that does not start, or whose answers are wrong, is a result too. Ctrl-C stops the server and keeps what
     has ended; --resume goes on from there.
     """
-    from dflash_deploy.bench.results import redacted, write_result
+    from dflash_deploy.bench.redaction import redacted
+    from dflash_deploy.bench.results import check_place, write_result
     from dflash_deploy.compare.methods import read_drafts, read_methods
     from dflash_deploy.compare.records import find, locked, read_comparison
     from dflash_deploy.compare.running import Wanted, begin, result_of, rig_again, run_all
@@ -137,6 +138,8 @@ def compare(
         raise typer.BadParameter(
             "a comparison keeps its profile, card and methods: give its --name alone", param_hint="--resume"
         )
+    if out is not None:
+        check_place(out)
     place = Place(python, host, port)
     interrupted = False
     with stop_once():
@@ -170,10 +173,13 @@ def compare(
         result = result_of(folder, record)
     if redact:
         result = redacted(result)
-    if out is not None:
-        write_result(out, result)
     render = {Format.TEXT: as_text, Format.JSON: as_json, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
-    typer.echo(render[Format.JSON if json else form](result).rstrip("\n"))
+    try:
+        if out is not None and result.runs:
+            write_result(out, result)
+    finally:
+        # A disk that is full takes the file, and not what is seen.
+        typer.echo(render[Format.JSON if json else form](result).rstrip("\n"))
     if interrupted:
         typer.echo(f"go on with it: dflash-deploy compare --resume --name {record.name}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED)

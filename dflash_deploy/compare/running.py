@@ -12,8 +12,9 @@ from dflash_deploy import __version__
 from dflash_deploy.bench.endpoint import Endpoint, discover
 from dflash_deploy.bench.protocols import Options, Protocol
 from dflash_deploy.bench.quality.exam import Examination, agreement, faults_beside
-from dflash_deploy.bench.results import ResultFile, Run, quality_of
-from dflash_deploy.bench.standalone import examined_run, measured_run, workload_of
+from dflash_deploy.bench.record import quality_of, workload_of
+from dflash_deploy.bench.results import ResultFile, Run
+from dflash_deploy.bench.standalone import examined_run, measured_run
 from dflash_deploy.compare.here import look_here, machine_here
 from dflash_deploy.compare.methods import arm_of
 from dflash_deploy.compare.records import (
@@ -209,16 +210,14 @@ def result_of(folder: Path, record: ComparisonRecord) -> ResultFile:
     Raises:
         DeployError: a run's file cannot be read.
     """
-    done = [
-        read_run(path)
-        for arm, repeat in schedule(record)
-        if (path := run_path(folder, arm.method, repeat)).exists()
-    ]
+    steps = [run_path(folder, arm.method, repeat) for arm, repeat in schedule(record)]
+    done = [read_run(path) for path in steps if path.exists()]
     plain = next((one.examination for one in done if one.run.name == PLAIN and one.examination), None)
     return ResultFile(
         tool_version=record.tool_version,
         created=record.created,
         kind="simulated" if record.simulated else "measured",
+        interrupted=len(done) < len(steps),
         machine=record.machine,
         workload=record.workload,
         runs=[_beside(one, plain) for one in done],

@@ -121,7 +121,7 @@ def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
 
 def minutes_of(run: Run) -> list[LoadRows]:
     """The windows of a long load, without the load as a whole."""
-    return [load for load in run.loads if load.rounds and not load.rounds[0].users]
+    return [load for load in run.loads if load.window]
 
 
 class RoundKey(NamedTuple):

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from dflash_deploy.bench.chat import Sampling
 from dflash_deploy.bench.endpoint import Endpoint
-from dflash_deploy.bench.load import Load, Player
-from dflash_deploy.bench.measure import patience
+from dflash_deploy.bench.load import Load, Player, patience
 from dflash_deploy.bench.measurement import Round
 from dflash_deploy.bench.prompts import mixed_prompts
 from dflash_deploy.bench.workloads import Prompt

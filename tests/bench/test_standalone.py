@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from dflash_deploy.bench.changes import Changes, changed, read_levels, read_tasks
 from dflash_deploy.bench.protocols import PROTOCOLS
 from dflash_deploy.bench.results import ResultFile, read_result, write_result
-from dflash_deploy.bench.standalone import Changes, changed, read_levels, read_tasks
 from dflash_deploy.errors import DeployError, ExitCode
 from tests.compare.samples import result_of, run_of
 from tests.simulator.conftest import FOUR_USERS, launching

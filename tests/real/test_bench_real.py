@@ -19,7 +19,7 @@ from dflash_deploy.bench.server_side import between, standing
 from dflash_deploy.bench.sse import EventReader
 from dflash_deploy.bench.transport import Address, Patience, connect
 from dflash_deploy.bench.workloads import load
-from dflash_deploy.bench.workloads.lengths import fit, server_counter
+from dflash_deploy.bench.workloads.lengths import ServerCounter, fit
 
 from .conftest import Running
 
@@ -193,7 +193,7 @@ def test_without_speculation_there_is_no_accept_length(plain):
 
 def test_a_prompt_of_an_exact_length(plain):
     endpoint = discover(plain.launch.base_url)
-    count = server_counter(endpoint.base_url, endpoint.model, api_key=None)
+    count = ServerCounter(endpoint.base_url, endpoint.model, api_key=None)
     fitted = fit(load("prose")[0], 700, count, salt="exact")
     assert fitted is not None
     assert fitted.tokens == 700

@@ -14,10 +14,14 @@ from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.agreement import Said
 from dflash_deploy.bench.quality.answers import Answer
 from dflash_deploy.bench.workloads import Prompt
+from dflash_deploy.engine.sglang.http import certificates
 
 DEFAULT_TIMEOUT_S = 300.0
 _LARGEST_BYTES = 8 << 20
 _LARGEST_ERROR = 300
+_MOST_LOST = 2
+"""Questions without an answer, and the others are not asked: each costs minutes."""
+
 _REFUSED = frozenset({400, 422})
 _BEYOND_THE_STANDARD: Mapping[str, object] = {
     "chat_template_kwargs": {"enable_thinking": False},
@@ -33,6 +37,7 @@ class Reply:
     Attributes:
         cached_tokens: of the prompt, found in the server's prefix cache; None where it does not say.
         refused: the server takes no such request (too long, no tools): no fault of its answers.
+        lost: nothing came in time, or nobody was there.
     """
 
     answer: Answer
@@ -40,6 +45,7 @@ class Reply:
     cached_tokens: int | None = None
     error: str | None = None
     refused: bool = False
+    lost: bool = False
 
     @property
     def said(self) -> Said:
@@ -79,21 +85,28 @@ async def _ask_all(
     headers = {"accept-encoding": "identity"}
     if endpoint.api_key:
         headers["authorization"] = f"Bearer {endpoint.api_key}"
-    # No proxy of the environment stands between a person and their own card. Reading all certificates takes
-    # longer than an answer, and a server without TLS has none to check.
+    # No proxy of the environment stands between a person and their own card.
     async with httpx.AsyncClient(
         limits=limits,
         trust_env=False,
         headers=headers,
         timeout=httpx.Timeout(timeout_s, connect=10.0),
-        verify=endpoint.base_url.startswith("https:"),
+        verify=certificates(endpoint.base_url),
     ) as client:
         url = f"{endpoint.base_url}/v1/chat/completions"
 
+        lost = 0
+
         async def in_turn(body: Mapping[str, object]) -> Reply:
+            nonlocal lost
             async with turn:
+                if lost >= _MOST_LOST:
+                    return _failed("not asked: the server did not answer before", lost=True)
                 reply = await _ask_one(client, url, {**body, **_BEYOND_THE_STANDARD}, timeout_s)
-                return await _ask_one(client, url, body, timeout_s) if reply.refused else reply
+                if reply.refused:
+                    reply = await _ask_one(client, url, body, timeout_s)
+                lost += reply.lost
+                return reply
 
         return list(await asyncio.gather(*(in_turn(body) for body in bodies)))
 
@@ -127,9 +140,9 @@ async def _ask_one(
                 if len(content) > _LARGEST_BYTES:
                     return _failed("the answer does not end")
     except TimeoutError:
-        return _failed(f"no answer within {timeout_s:.0f} s")
+        return _failed(f"no answer within {timeout_s:.0f} s", lost=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return _failed(f"{type(error).__name__} {error}".rstrip())
+        return _failed(f"{type(error).__name__} {error}".rstrip(), lost=True)
     if response.status_code != httpx.codes.OK:
         text = " ".join(content[:_LARGEST_ERROR].decode(errors="replace").split())
         return _failed(f"HTTP {response.status_code}: {text}", refused=response.status_code in _REFUSED)
@@ -172,8 +185,8 @@ def _read(content: object) -> Reply:
     )
 
 
-def _failed(error: str, *, refused: bool = False) -> Reply:
-    return Reply(Answer(""), error=error, refused=refused)
+def _failed(error: str, *, refused: bool = False, lost: bool = False) -> Reply:
+    return Reply(Answer(""), error=error, refused=refused, lost=lost)
 
 
 def _text(call: object, key: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.agreement import Agreement, Said, agree
-from dflash_deploy.bench.quality.answers import answer_faults, copied, misses
+from dflash_deploy.bench.quality.answers import Answer, answer_faults, copied, misses
 from dflash_deploy.bench.quality.asking import DEFAULT_TIMEOUT_S, Reply, ask
 from dflash_deploy.bench.workloads import Message, Prompt, Task, load
 
@@ -145,6 +145,9 @@ def examine(
     asked: list[_Asked] = []
 
     def put(prompts: Sequence[Prompt], at_once: int, max_tokens: int = text_tokens) -> list[Reply]:
+        if any(one.reply.lost for one in asked):
+            # It is not waited for once more.
+            return [Reply(Answer(""), error="not asked", lost=True) for _ in prompts]
         replies = ask(endpoint, prompts, max_tokens=max_tokens, at_once=at_once, timeout_s=timeout_s)
         asked.extend(
             _Asked(prompt, max_tokens, reply) for prompt, reply in zip(prompts, replies, strict=True)

@@ -11,6 +11,7 @@ import httpx
 
 from dflash_deploy.bench.claims import count
 from dflash_deploy.bench.workloads.prompt import Message, Prompt
+from dflash_deploy.engine.sglang.http import certificates
 
 _MOST_TRIES = 24
 _LARGEST_ANSWER = 8 << 20
@@ -29,7 +30,7 @@ _WORDS = (
 )
 
 Counter = Callable[[Prompt], int | None]
-"""Tokens of a prompt with its template; None where the server cannot be asked."""
+"""Tokens of a prompt with its template; None where it cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def fit(prompt: Prompt, tokens: int, count: Counter, *, salt: str | None = None)
     Args:
         prompt: to lengthen.
         tokens: wanted in all, template and system prompt among them.
-        count: from ``server_counter``.
+        count: a ``ServerCounter``, for one.
         salt: begins the prompt, and is counted with it.
 
     Returns:
@@ -109,43 +110,54 @@ def _lengthened(prompt: Prompt, words: int, salt: str | None) -> Prompt:
     return longer if salt is None else longer.salted(salt)
 
 
-def server_counter(base_url: str, model: str, *, api_key: str | None, timeout_s: float = 60.0) -> Counter:
-    """Count by asking the server: its ``/tokenize`` where that takes messages (SGLang), else for one token.
+class ServerCounter:
+    """Counts by asking the server: ``/tokenize`` where it takes messages (SGLang, vLLM), else for one token.
 
     The latter costs a prefill for each question, and its ``usage`` is right with any engine. Not to be called
     from a coroutine.
-    """
-    tokenizes = True
 
-    def counted(prompt: Prompt) -> int | None:
-        nonlocal tokenizes
-        messages = [message._asdict() for message in prompt.messages]
-        template = {"chat_template_kwargs": {"enable_thinking": False}}
-        if tokenizes:
-            answer = ask("/tokenize", {"model": model, "messages": messages, **template})
-            if tokens := count(answer.get("count")):
+    Args:
+        base_url: root of the interface, without ``/v1``.
+        model: name to ask for.
+        api_key: of the server.
+        timeout_s: for one answer.
+        extras: it may be told to leave out thinking, which is not in OpenAI's interface.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None,
+        timeout_s: float = 120.0,
+        extras: bool = True,
+    ) -> None:
+        self._base_url = base_url
+        self._api_key = api_key
+        self._timeout_s = timeout_s
+        self._body: dict[str, object] = {"model": model}
+        if extras:
+            self._body["chat_template_kwargs"] = {"enable_thinking": False}
+        self.by_asking = False
+
+    def __call__(self, prompt: Prompt) -> int | None:
+        """Tokens of the prompt; ``by_asking`` then says whether it is in the server's prefix cache now."""
+        body = {**self._body, "messages": [message._asdict() for message in prompt.messages]}
+        if not self.by_asking:
+            if tokens := count(self._ask("/tokenize", body).get("count")):
                 return tokens
-            tokenizes = False
-        answer = ask(
-            "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1, **template}
-        )
-        usage = answer.get("usage")
+            self.by_asking = True
+        usage = self._ask("/v1/chat/completions", {**body, "max_tokens": 1}).get("usage")
         return count(usage.get("prompt_tokens")) or None if isinstance(usage, dict) else None
 
-    def ask(path: str, body: dict[str, object]) -> dict[str, object]:
+    def _ask(self, path: str, body: dict[str, object]) -> dict[str, object]:
         try:
-            return asyncio.run(_asked(base_url + path, body, api_key, timeout_s))
-        except (
-            httpx.HTTPError,
-            httpx.InvalidURL,
-            httpx.StreamError,
-            TimeoutError,
-            ValueError,
-            RecursionError,
-        ):
+            return asyncio.run(_asked(self._base_url + path, body, self._api_key, self._timeout_s))
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError):
             return {}
-
-    return counted
+        except (TimeoutError, ValueError, RecursionError):
+            return {}
 
 
 async def _asked(
@@ -155,7 +167,7 @@ async def _asked(
     data = bytearray()
     async with (
         asyncio.timeout(timeout_s),
-        httpx.AsyncClient(timeout=None, trust_env=False, verify=url.startswith("https:")) as client,  # noqa: S113
+        httpx.AsyncClient(timeout=None, trust_env=False, verify=certificates(url)) as client,  # noqa: S113
         client.stream("POST", url, json=body, headers=headers) as answer,
     ):
         async for piece in answer.aiter_raw():

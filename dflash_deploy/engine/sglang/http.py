@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,6 +155,14 @@ def get_text(base_url: str, path: str, *, timeout_s: float, api_key: str | None 
     return body.decode(errors="replace") if status == 200 else None
 
 
+def certificates(url: str) -> ssl.SSLContext | bool:
+    """For httpx: those that the system trusts, or ``SSL_CERT_FILE``, as every other client of a server does.
+
+    Certificates take longer to load than most answers to come, so there are none where they are not needed.
+    """
+    return ssl.create_default_context() if url.startswith("https:") else False
+
+
 def _ask(
     method: str, url: str, *, timeout_s: float, api_key: str | None, content: str | None = None
 ) -> tuple[int | None, bytes]:
@@ -180,8 +189,7 @@ async def _asked(
     # environment is not for servers of our own.
     async with (
         asyncio.timeout(timeout_s),
-        # Certificates take longer to load than most answers to come.
-        httpx.AsyncClient(timeout=None, trust_env=False, verify=url.startswith("https:")) as client,  # noqa: S113
+        httpx.AsyncClient(timeout=None, trust_env=False, verify=certificates(url)) as client,  # noqa: S113
         client.stream(method, url, headers=headers, content=content) as answer,
     ):
         async for piece in answer.aiter_raw():
@@ -218,7 +226,10 @@ def _whole(content: Mapping[str, object], key: str) -> int | None:
 
 def _text(content: Mapping[str, object], key: str) -> str | None:
     value = content.get(key)
-    return value if isinstance(value, str) and 0 < len(value) <= _TEXT_LIMIT else None
+    # Half a surrogate pair, for one, can be put into no file.
+    if not isinstance(value, str) or not value.isprintable():
+        return None
+    return value if 0 < len(value) <= _TEXT_LIMIT else None
 
 
 def _memory(ranks: list[dict[str, object]]) -> MemoryUsage | None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy.bench.workloads import Prompt
-from dflash_deploy.bench.workloads.lengths import fit, server_counter
+from dflash_deploy.bench.workloads.lengths import ServerCounter, fit
 from dflash_deploy.bench.workloads.prompt import ask
 from tests.bench.sse_server import Script, serving
 
@@ -46,19 +46,26 @@ def test_what_cannot_be_fitted():
 
 def test_a_server_without_a_tokenizer_is_asked_for_one_token():
     with serving(Script(body=b'{"usage": {"prompt_tokens": 41}}')) as (url, seen):
-        count = server_counter(url, "m", api_key="k")
+        count = ServerCounter(url, "m", api_key="k")
         assert (count(ask("a")), count(ask("b"))) == (41, 41)
+        assert count.by_asking
     assert [body.get("max_tokens") for body in seen.bodies] == [None, 1, 1]
     assert all(b"authorization: bearer k" in head for head in seen.heads)
 
 
 def test_a_server_that_tokenizes_does_nothing_else():
     with serving(Script(body=b'{"tokens": [1, 2], "count": 2}')) as (url, seen):
-        assert server_counter(url, "m", api_key=None)(ask("a")) == 2
+        assert ServerCounter(url, "m", api_key=None)(ask("a")) == 2
     assert b"post /tokenize" in seen.heads[0]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"count": "two"}', b'{"usage": {}}', b"\xff"])
+def test_extras_are_left_out_for_who_refuses_them():
+    with serving(Script(body=b'{"usage": {"prompt_tokens": 41}}')) as (url, seen):
+        assert ServerCounter(url, "m", api_key=None, extras=False)(ask("a")) == 41
+    assert all(body.keys() <= {"model", "messages", "max_tokens"} for body in seen.bodies)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"count": "two"}', b'{"usage": {}}', b"\xff", b"[" * 100_000])
 def test_nonsense_counts_nothing(body):
     with serving(Script(body=body)) as (url, _):
-        assert server_counter(url, "m", api_key=None)(ask("a")) is None
+        assert ServerCounter(url, "m", api_key=None)(ask("a")) is None

@@ -1,0 +1,147 @@
+"""Two live servers measured in turn, until it is clear which is faster."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import replace
+
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.load import Turn, turns
+from dflash_deploy.bench.measurement import LoadFigures, RequestResult
+from dflash_deploy.bench.protocols import Options, Protocol
+from dflash_deploy.bench.record import (
+    failures_of,
+    faults_of,
+    file_of,
+    round_row,
+    run_with,
+    tails_of,
+    workload_of,
+)
+from dflash_deploy.bench.results import Failure, LoadRows, Machine, ResultFile, RoundRow, Run
+from dflash_deploy.bench.standalone import Tell, check_answered, player_at
+from dflash_deploy.bench.statistics import Comparison, compare_live
+from dflash_deploy.errors import DeployError, ExitCode
+
+
+def bench_both(
+    a: Endpoint,
+    b: Endpoint,
+    protocol: Protocol,
+    options: Options = Options(),  # noqa: B008  (frozen)
+    *,
+    most_rounds: int,
+    machine: Machine | None = None,
+    read_text: bool = True,
+    tell: Tell = lambda _: None,
+) -> tuple[ResultFile, Comparison | None]:
+    """Measure two live servers in turn until it is clear which is faster.
+
+    Args:
+        a: that is said to be faster or slower.
+        b: than this.
+        protocol: the first of its levels is played, in rounds; its rounds are the least number of them.
+        options: what a person set.
+        most_rounds: of each server.
+        machine: where both run, if that is known.
+        read_text: judge the answers' texts.
+        tell: told what is going on, in a few words.
+
+    Returns:
+        Both runs, and the comparison; None where one of the two failed.
+
+    Raises:
+        DeployError: an address is none, or one server is simulated and the other is not.
+    """
+    if a.simulated != b.simulated:
+        raise DeployError(
+            "one server is simulated and the other is not: the two do not compare", exit_code=ExitCode.USAGE
+        )
+    if options.salt == "":
+        # Round n asks both the same, salt and all, and neither has met it before.
+        options = replace(options, salt=secrets.token_hex(4))
+    arms = [
+        _Arm(name, endpoint, protocol, options, read_text=read_text, tell=tell)
+        for name, endpoint in (("A", a), ("B", b))
+    ]
+    found: Comparison | None = None
+    interrupted = False
+    try:
+        for arm in arms:
+            arm.warm_up()
+        found = compare_live(
+            arms[0].play, arms[1].play, min_rounds=min(protocol.rounds, most_rounds), max_rounds=most_rounds
+        )
+    except _BrokenError:
+        pass
+    except KeyboardInterrupt:
+        interrupted = True
+    runs = [arm.run() for arm in arms]
+    for run in runs:
+        check_answered(run)
+    workload = workload_of(replace(protocol, shape="rounds"), options)
+    result = file_of(runs, workload, machine, simulated=a.simulated, interrupted=interrupted)
+    return result, found
+
+
+class _BrokenError(Exception):
+    """A round did not go well; its arm has the failures."""
+
+
+class _Arm:
+    """One of two live servers, and its rounds until now."""
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        protocol: Protocol,
+        options: Options,
+        *,
+        read_text: bool,
+        tell: Tell,
+    ) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._protocol = protocol
+        self._users = protocol.users[0]
+        self._read_text = read_text
+        self._tell = tell
+        self._player = player_at(endpoint, protocol, options)
+        self._rows: list[RoundRow] = []
+        self._results: list[RequestResult] = []
+        self._failures: tuple[Failure, ...] = ()
+
+    def warm_up(self) -> None:
+        for turn in turns(self._protocol.warm_up, 0):
+            self._play(turn)
+
+    def play(self) -> float:
+        """One round that counts: its speed."""
+        number = sum(row.counts for row in self._rows)
+        row = self._play(Turn(f"round {number + 1}", "r", number, counts=True))
+        return row.tokens_per_s if self._users > 1 else row.user_tokens_per_s or row.tokens_per_s
+
+    def run(self) -> Run:
+        """What it has come to."""
+        faults = faults_of(
+            self._endpoint, self._results, self._protocol.output_tokens, read_text=self._read_text
+        )
+        figures = LoadFigures.of(self._results) if self._results else None
+        rows = LoadRows(users=self._users, rounds=self._rows, tails=tails_of(figures))
+        loads = [rows] if self._rows else []
+        run = run_with(self._name, self._endpoint, loads, self._failures, faults)
+        return run.model_copy(update={"accept_length": figures.accept_length if figures else None})
+
+    def _play(self, turn: Turn) -> RoundRow:
+        self._tell(f"{self._name}: {turn.label}")
+        played = asyncio.run(self._player.turn(self._users, turn)).requests
+        self._failures = failures_of(played)
+        if self._failures:
+            raise _BrokenError
+        row = round_row(turn.label, played, LoadFigures.of(played), counts=turn.counts)
+        self._rows.append(row)
+        if turn.counts:
+            self._results.extend(played)
+        return row

@@ -1,0 +1,112 @@
+"""A named protocol, with what a person wants otherwise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from dflash_deploy.bench.protocols import PROTOCOLS, Protocol
+from dflash_deploy.bench.workloads import TASKS, Task
+from dflash_deploy.errors import DeployError, ExitCode
+
+_MOST_USERS = 1024
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a person wants otherwise than a protocol has it; None leaves it.
+
+    Attributes:
+        users: levels by comma.
+        seconds: that each level of a ``closed`` protocol takes.
+        tasks: a mix as ``read_tasks`` takes it.
+        own_prompts: from a file, in place of the tasks.
+        rate_per_s: of an open loop.
+    """
+
+    users: str | None = None
+    output_tokens: int | None = None
+    rounds: int | None = None
+    cold: int | None = None
+    seconds: float | None = None
+    tasks: str | None = None
+    own_prompts: bool = False
+    rate_per_s: float | None = None
+
+
+def changed(name: str, changes: Changes) -> Protocol:
+    """A protocol by its name, with changes.
+
+    Its name says so where it asks something else: then its figures are not those of the protocol.
+
+    Raises:
+        DeployError: there is no such protocol, or it has nothing that could be changed so.
+    """
+    protocol = PROTOCOLS.get(name)
+    if protocol is None:
+        raise DeployError(
+            f"there is no protocol {name!r}",
+            fix=f"protocols are {', '.join(PROTOCOLS)}",
+            exit_code=ExitCode.USAGE,
+        )
+    if protocol.shape != "closed" and (changes.seconds or changes.rate_per_s):
+        closed = ", ".join(one.name for one in PROTOCOLS.values() if one.shape == "closed")
+        raise DeployError(
+            f"{name} goes in rounds: it takes neither a rate nor seconds",
+            fix=f"add --protocol with one of {closed}",
+            exit_code=ExitCode.USAGE,
+        )
+    wanted = replace(
+        protocol,
+        users=read_levels(changes.users) if changes.users else protocol.users,
+        output_tokens=changes.output_tokens or protocol.output_tokens,
+        warm_up=protocol.warm_up if changes.cold is None else changes.cold,
+        duration_s=changes.seconds or (None if changes.rounds else protocol.duration_s),
+        tasks=tuple(read_tasks(changes.tasks).items()) if changes.tasks else protocol.tasks,
+    )
+    other = wanted != protocol or changes.own_prompts or changes.rate_per_s is not None
+    return replace(
+        wanted,
+        name=f"{name} (changed)" if other else name,
+        rounds=changes.rounds or protocol.rounds,
+    )
+
+
+def read_tasks(text: str) -> dict[Task, float]:
+    """A mix as a person writes it: ``code`` or ``instruction=2,code=1``.
+
+    Raises:
+        DeployError: an unknown task, or a weight that is none.
+    """
+    mix: dict[Task, float] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        name, _, weight = word.partition("=")
+        task = next((one for one in TASKS if one == name), None)
+        try:
+            share = float(weight or 1)
+        except ValueError:
+            share = math.nan
+        if task is None or not 0 <= share < math.inf:
+            raise DeployError(
+                f"{word!r} is no task with its weight",
+                fix=f"tasks are {', '.join(TASKS)}; write code, or instruction=2,code=1",
+                exit_code=ExitCode.USAGE,
+            )
+        mix[task] = share
+    if not sum(mix.values()):
+        raise DeployError("no task is asked for", exit_code=ExitCode.USAGE)
+    return mix
+
+
+def read_levels(text: str) -> tuple[int, ...]:
+    """Load levels by comma.
+
+    Raises:
+        DeployError: one is no number of users.
+    """
+    words = [part.strip() for part in text.split(",")]
+    if not all(word.isdecimal() and 1 <= int(word) <= _MOST_USERS for word in words):
+        raise DeployError(
+            f"{text!r} are no numbers of users", fix="write 4, or 1,2,4", exit_code=ExitCode.USAGE
+        )
+    return tuple(dict.fromkeys(int(word) for word in words))
