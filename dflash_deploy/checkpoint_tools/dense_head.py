@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 import struct
@@ -490,7 +491,7 @@ def _check_rows(plan: DenseHead, descriptor: int, at: int, path: Path) -> None:
         if found != _decoded(plan.source, row, 1, table).tobytes():
             raise DeployError(
                 f"{path}: row {row:,} of the head is not what was written",
-                fix=f"rm -r {path.parent}, then run it again",
+                fix=f"rm -r {shlex.quote(str(path.parent))}, then run it again",
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -361,7 +362,7 @@ def _tree(env: str | None, *, to_change: bool = False) -> Tree:
     if to_change and named.adopted:
         raise DeployError(
             f"environment {named.name} is adopted: nothing is written to {named.prefix} by that name",
-            fix=f"name the folder itself: --env {named.prefix}",
+            fix=f"name the folder itself: --env {shlex.quote(str(named.prefix))}",
             exit_code=ExitCode.USAGE,
         )
     return find_tree(named.prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from functools import partial
 from pathlib import Path
@@ -61,8 +62,8 @@ def token(_: Subject) -> Answer:
     if stat.S_IMODE(mode) & 0o077:
         return warned(
             f"{file} can be read by others (mode {stat.S_IMODE(mode):o})",
-            f"chmod 600 {file}",
-            repair=Repair(f"chmod 600 {file}", partial(_shut, file)),
+            f"chmod 600 {shlex.quote(str(file))}",
+            repair=Repair(f"chmod 600 {shlex.quote(str(file))}", partial(_shut, file)),
         )
     return passed(f"from {file} (not shown)")
 

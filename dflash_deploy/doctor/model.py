@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from dflash_deploy.checkpoint import Checkpoint, mismatches
@@ -86,7 +87,7 @@ def content(subject: Subject) -> Answer | None:
             else:
                 wrong.append(f"{folder / one.name}")
     if wrong:
-        again = "; ".join(f"rm {path}" for path in wrong[:_NAMED])
+        again = "; ".join(f"rm {shlex.quote(path)}" for path in wrong[:_NAMED])
         downloads = "; ".join(dict.fromkeys(_again(model) for model, _ in models))
         return failed(
             f"damaged, other bytes than were published: {', '.join(wrong[:_NAMED])}", f"{again}; {downloads}"

@@ -100,7 +100,7 @@ def patches(subject: Subject) -> Answer:
     if cut_short:
         return failed(
             "; ".join(cut_short),
-            f"dflash-deploy patch check --env {tree.site_packages}",
+            f"dflash-deploy patch check --env {tree.quoted}",
             repair=Repair("put the file back that a patch was cut short in", lambda: _mend(tree)),
         )
     verdicts = [examine(load_patch(name), tree).verdict for name in patch_names()]

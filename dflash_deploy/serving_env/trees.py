@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -248,6 +249,6 @@ def _sync_file_system(folder: Path) -> None:
 def _strange(path: Path) -> DeployError:
     return DeployError(
         f"{path} is neither a file, a folder nor a link, and cannot be copied",
-        fix=f"rm {path}",
+        fix=f"rm {shlex.quote(str(path))}",
         exit_code=ExitCode.INVALID_INPUT,
     )

@@ -77,5 +77,5 @@ def verify_intact(
     problems += [f"the patch {name} is not applied" for name in required if name not in named]
     if version is not None and version != tree.version:
         problems.append(f"SGLang {tree.version} is installed, and {version} is wanted")
-    fix = f"dflash-deploy patch check --env {tree.site_packages}" if problems else None
+    fix = f"dflash-deploy patch check --env {tree.quoted}" if problems else None
     return IntegrityVerdict(not problems, tree.version, tuple(applied), tuple(problems), fix)

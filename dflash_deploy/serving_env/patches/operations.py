@@ -138,7 +138,7 @@ def revert(patch_name: str, tree: Tree, *, disk: Disk | None = None, wait_s: flo
                 return "; ".join(mended)
             raise DeployError(
                 f"{patch_name} is not applied in {tree.site_packages}",
-                fix=f"dflash-deploy patch check --env {tree.site_packages}",
+                fix=f"dflash-deploy patch check --env {tree.quoted}",
                 exit_code=ExitCode.MISSING,
             )
         change = entry.change
@@ -384,7 +384,7 @@ def _require_same_parameters(
         name = min(differs)
         raise DeployError(
             f"{patch.name} is applied already, with {name}={chosen.get(name)}",
-            fix=f"dflash-deploy patch revert {patch.name} --env {tree.site_packages}, then apply it with "
+            fix=f"dflash-deploy patch revert {patch.name} --env {tree.quoted}, then apply it with "
             f"{name}={parameters[name]}",
         )
 

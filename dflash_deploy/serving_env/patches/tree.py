@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,11 @@ class Tree:
     def editable(self) -> bool:
         """The source is a checkout elsewhere; pip's list of files does not hold it."""
         return self.root != self.site_packages
+
+    @property
+    def quoted(self) -> str:
+        """``site_packages`` as a shell wants it in a command, whatever letters are in it."""
+        return shlex.quote(str(self.site_packages))
 
     @property
     def record(self) -> Path | None:

@@ -91,7 +91,7 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
         return Examination(verdict, path, entry=entry)
     if entry is not None and entry.state != "applied":
         reason = f"{entry.state} it was cut short, or goes on right now"
-        fix = f"dflash-deploy patch check --env {tree.site_packages}"
+        fix = f"dflash-deploy patch check --env {tree.quoted}"
         return Examination(told(VerdictKind.DRIFTED, reason, fix=fix), path, content, entry=entry)
     if entry is not None:
         now = ledger.sha256(content)
@@ -123,7 +123,7 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
         patch, tree, reading, as_installed=as_installed, evidence=evidence, decision=decision, stale=stale
     )
     if stale and verdict.fix is None:
-        drop = f"dflash-deploy patch revert {patch.name} --env {tree.site_packages}"
+        drop = f"dflash-deploy patch revert {patch.name} --env {tree.quoted}"
         verdict = replace(verdict, fix=f"{drop} (nothing is left to revert; the old record goes)")
     return Examination(verdict, path, content, reading, entry)
 
@@ -174,7 +174,7 @@ def _from_structure(
         return told(VerdictKind.NEEDED, patch.symptom, fix=_apply_command(patch, tree))
     if decision is None or not decision.decided:
         reason = "the code is there to be changed; whether that helps here, only a measurement can say"
-        fix = f"dflash-deploy patch check {patch.name} --env {tree.site_packages} --measure"
+        fix = f"dflash-deploy patch check {patch.name} --env {tree.quoted} --measure"
         if decision is not None:
             reason += f", and there is none: {decision.reason}"
             fix = "measure on the machine that serves; or choose by hand: --set backend=cudnn --unmeasured"
@@ -186,7 +186,7 @@ def _from_structure(
 
 
 def _apply_command(patch: Patch, tree: Tree) -> str:
-    return f"dflash-deploy patch apply {patch.name} --env {tree.site_packages}"
+    return f"dflash-deploy patch apply {patch.name} --env {tree.quoted}"
 
 
 def _installed(tree: Tree) -> str:

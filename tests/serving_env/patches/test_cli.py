@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_check_gives_verdicts_with_evidence(env: str) -> None:
     assert text.returncode == 1
     assert "i a quantised head gives scores for a vocabulary padded" in text.stdout
     assert f"fix: dflash-deploy patch apply {HEAD} --env {env}" in text.stdout
+
+
+def test_a_fix_can_be_pasted_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    env = str(install(tmp_path / "vé nv; touch gone" / "site-packages"))
+    fix = json.loads(patch("check", HEAD, "--env", env, "--json").stdout)["patches"][0]["fix"]
+    words = shlex.split(fix)
+    assert words[words.index("--env") + 1] == env
+    assert patch(*words[2:]).returncode == 0
+    assert patch("revert", HEAD, "--env", env).returncode == 0
 
 
 def test_check_is_content_where_nothing_is_to_be_done(tmp_path: Path) -> None:
