@@ -130,7 +130,7 @@ def answer(asked: Asked) -> Answer:
         users=question.users,
         budget=budget,
         advice=advice,
-        notes=(*configuration.notes, *notes, *_shortfall(budget, configuration)),
+        notes=(*configuration.notes, *notes, *_cards_meant(question), *_shortfall(budget, configuration)),
         speed=speed,
         alone=alone,
         correction=correction,
@@ -206,6 +206,22 @@ def _speeds(
         for count in (users, 1)
     )
     return together, alone
+
+
+def _cards_meant(question: Question) -> tuple[str, ...]:
+    """How many cards the command wants, where it is more than one."""
+    sharing, copies = question.settings().gpus, question.flags.get("dp-size", 1)
+    if not isinstance(copies, int) or copies < 1:
+        copies = 1
+    if sharing * copies == 1:
+        return ()
+    return (
+        f"the command wants {sharing * copies} cards like this one ("
+        + (f"{copies} copies of the model" if copies > 1 else "")
+        + (", each " if sharing > 1 and copies > 1 else "")
+        + (f"shared by {sharing}" if sharing > 1 else "")
+        + "): memory is told of one card, tokens and requests of one copy",
+    )
 
 
 def _shortfall(budget: Budget, configuration: Configuration) -> tuple[str, ...]:

@@ -70,6 +70,19 @@ def test_a_command_that_refuses_to_start_names_the_stage_and_the_message():
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), None),
+        (("--tp-size", "2"), "2 cards like this one (shared by 2)"),
+        (("--dp-size", "2"), "2 cards like this one (2 copies of the model)"),
+    ],
+)
+def test_more_cards_than_one_are_told(flags: tuple[str, ...], said: str | None):
+    notes = " ".join(planned("--gpu", "rtx-5090", "--", *LAZY.split(), *flags)["notes"])
+    assert "cards like this one" not in notes if said is None else said in notes
+
+
 def test_json_has_the_documented_keys():
     found = planned("--gpu", "32607", "--sglang", "0.5.21", "--users", "1", "--", *LAZY.split())
     assert {
