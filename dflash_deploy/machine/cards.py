@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,12 +50,22 @@ def card_ids() -> list[str]:
 
 
 def load_card(card_id: str) -> Card:
-    """One card.
+    """One card, by its id or by what people call it: ``5090``, ``RTX 5090``, ``rtx5090``.
 
     Raises:
         DeployError: unknown id, or a wrong file.
     """
+    known = card_ids()
+    if card_id not in known:
+        meant = [one for one in known if _called(card_id) and _called(one) == _called(card_id)]
+        card_id = meant[0] if len(meant) == 1 else card_id
     return catalogue.load("cards", card_id, Card)
+
+
+def _called(name: str) -> str:
+    """A card's name without its makers, families and punctuation."""
+    words = re.sub(r"nvidia|geforce|rtx", "", name.casefold())
+    return "".join(letter for letter in words if letter.isalnum())
 
 
 def list_cards() -> list[Card]:

@@ -167,8 +167,9 @@ def default_profile(simulate: str | None, command: str) -> str:
 
 def simulated_rig(profile: Profile, simulated: Simulated, place: Place) -> Rig:
     """The simulator as the profile's engine, on a simulated card."""
-    launcher = simulated_launcher(profile, simulated, host=place.host, port=place.port)
-    return Rig(launcher, load_card(simulated.card).memory_mib, None)
+    card = load_card(simulated.card)
+    named = replace(simulated, card=card.id)
+    return Rig(simulated_launcher(profile, named, host=place.host, port=place.port), card.memory_mib, None)
 
 
 def real_rig(profile: Profile, place: Place) -> Rig:

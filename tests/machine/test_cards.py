@@ -40,9 +40,20 @@ def test_matching_what_the_driver_says(name: str, memory_mib: int | None, card_i
     assert (card.id if card else None) == card_id
 
 
-@pytest.mark.parametrize("card_id", ["rtx5090", "../models/tiny-random", "", "h200.yaml"])
+@pytest.mark.parametrize("card_id", ["rtx5091", "../models/tiny-random", "", "h200.yaml"])
 def test_an_unknown_card(card_id: str) -> None:
     with pytest.raises(DeployError, match="unknown card") as caught:
         load_card(card_id)
     assert caught.value.exit_code == ExitCode.MISSING
     assert "rtx-5090" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize("name", ["5090", "rtx5090", "RTX 5090", "NVIDIA GeForce RTX 5090", "rtx_5090"])
+def test_a_card_by_what_people_call_it(name: str) -> None:
+    assert load_card(name).id == "rtx-5090"
+
+
+@pytest.mark.parametrize("name", ["", "rtx", "50", "rtx-5090-ti", "6000"])
+def test_what_is_no_known_card_is_not_guessed(name: str) -> None:
+    with pytest.raises(DeployError):
+        load_card(name)
