@@ -29,6 +29,18 @@ def read_regular(path: Path, *, most_bytes: int) -> bytes:
     return data
 
 
+def check_place(path: Path) -> None:
+    """See that a file may stand there: its folder is made, and nothing but a file is replaced.
+
+    Raises:
+        OSError: root could otherwise replace /dev/null.
+    """
+    if path.exists() and not path.is_file():
+        number = errno.EISDIR if path.is_dir() else errno.EINVAL
+        raise OSError(number, os.strerror(number) if path.is_dir() else "it is no regular file", str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``content`` in one step, durably.
 
@@ -41,7 +53,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
         OSError: the disk is full, the folder is not writable, and so on; ``path`` is then as it was.
     """
     data = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_place(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -50,8 +62,11 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            # A full disk names no file.
+            error.filename = str(path)
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

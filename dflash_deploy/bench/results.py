@@ -6,10 +6,8 @@ are refused.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC
@@ -29,7 +27,7 @@ from pydantic import (
 from dflash_deploy.bench.quality.exam import Kind, Mode
 from dflash_deploy.bench.workloads import Prompt
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.files import check_place, read_regular, write_atomic
 
 SCHEMA_VERSION: Literal[1] = 1
 _LARGEST_BYTES = 32 << 20
@@ -308,15 +306,13 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """See that a result file can be written before an hour is spent on it.
 
     Raises:
         OSError: it cannot.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_place(path)
     with tempfile.TemporaryFile(dir=path.parent):
         pass
 

@@ -234,7 +234,7 @@ class Exchange(asyncio.BufferedProtocol):
         self._now = 0.0
         # Given to the loop to read into: of its own it takes 256 KiB for every read, which costs more than
         # all the rest together.
-        self._buffer = bytearray(0 if reader else _BUFFER_BYTES)
+        self._buffer = memoryview(bytearray(0 if reader else _BUFFER_BYTES))
         self.ended = 0.0
 
     def send(self, request: bytes, patience: Patience) -> float:
@@ -279,11 +279,12 @@ class Exchange(asyncio.BufferedProtocol):
             self._descriptor = self._transport.get_extra_info("socket").fileno()
             self._reader.add(self._descriptor, self)
 
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002, D102
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002, D102
+        # No bytearray: TLS reads on into a slice of it, which would be a copy.
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
-        self.received(bytes(memoryview(self._buffer)[:nbytes]))
+        self.received(bytes(self._buffer[:nbytes]))
 
     def received(self, data: bytes) -> None:
         """Take what has just come."""
@@ -292,7 +293,12 @@ class Exchange(asyncio.BufferedProtocol):
             return
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade:
+            self._end(Failure("broken", "the answer goes on in another protocol"))
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):
+                # It came while the parser was calling us.
+                raise error.__context__ from None
             self._end(Failure("broken", f"the answer is not HTTP: {error}"))
         if not self._status:
             self._head_bytes += len(data)

@@ -137,7 +137,7 @@ def run(
     from dflash_deploy.bench.endpoint import discover, read_api_key
     from dflash_deploy.bench.protocols import Options
     from dflash_deploy.bench.redaction import redacted
-    from dflash_deploy.bench.results import ResultFile, check_place, write_result
+    from dflash_deploy.bench.results import ResultFile, check_writable, write_result
     from dflash_deploy.bench.standalone import bench
     from dflash_deploy.bench.workloads import files
     from dflash_deploy.compare.here import look_here, machine_here
@@ -156,7 +156,7 @@ def run(
         seed=seed,
     )
     if out is not None:
-        check_place(out)
+        check_writable(out)
 
     def tell(text: str) -> None:
         if not quiet:

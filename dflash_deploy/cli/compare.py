@@ -124,7 +124,7 @@ def compare(
     has ended; --resume goes on from there.
     """
     from dflash_deploy.bench.redaction import redacted
-    from dflash_deploy.bench.results import check_place, write_result
+    from dflash_deploy.bench.results import check_writable, write_result
     from dflash_deploy.compare.methods import read_drafts, read_methods
     from dflash_deploy.compare.records import find, locked, read_comparison
     from dflash_deploy.compare.running import Wanted, begin, result_of, rig_again, run_all
@@ -139,7 +139,7 @@ def compare(
             "a comparison keeps its profile, card and methods: give its --name alone", param_hint="--resume"
         )
     if out is not None:
-        check_place(out)
+        check_writable(out)
     place = Place(python, host, port)
     interrupted = False
     with stop_once():

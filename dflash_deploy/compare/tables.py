@@ -274,7 +274,7 @@ def _doubts(load: LoadRows) -> Iterator[str]:
     far = outliers(speeds)
     if far:
         names = ", ".join(load.counted[place].name for place in far)
-        yield f"{load.users} at once: rounds {names} are unlike the others"
+        yield f"{load.users} at once: {names} unlike the others"
 
 
 def _users(result: ResultFile) -> list[Table]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ class Seen:
 
 
 @contextmanager
-def serving(script: Script) -> Iterator[tuple[str, Seen]]:
+def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, Seen]]:
     """Run the server in a thread; yields its root address and what it has seen."""
     seen = Seen()
     loop = asyncio.new_event_loop()
@@ -76,12 +77,12 @@ def serving(script: Script) -> Iterator[tuple[str, Seen]]:
         finally:
             writer.close()
 
-    server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0))
+    server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls))
     port = server.sockets[0].getsockname()[1]
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{port}", seen
+        yield f"http{'s' if tls else ''}://127.0.0.1:{port}", seen
     finally:
 
         async def end() -> None:

@@ -3,7 +3,9 @@ import gc
 import math
 import random
 import socket
+import ssl
 import statistics
+import subprocess
 import threading
 from itertools import pairwise
 
@@ -15,7 +17,8 @@ from dflash_deploy.bench.chat import Sampling, _shared_out
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.load import Load, Player, poisson
 from dflash_deploy.bench.measurement import LoadFigures, ToolCall
-from dflash_deploy.bench.transport import Address, Patience
+from dflash_deploy.bench.transport import Address, Exchange, Patience
+from dflash_deploy.bench.workloads.lengths import ServerCounter
 from dflash_deploy.bench.workloads.prompt import ask
 
 from .sse_server import Script, serving
@@ -287,6 +290,51 @@ def test_what_an_address_by_tls_is_missing_is_said(tmp_path):
     result = one(url.replace("http:", "https:"))
     assert (result.error_kind, result.error) == ("untrusted", "no connection by TLS: WRONG_VERSION_NUMBER")
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """One that nobody has signed, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    request = (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    names = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    try:
+        subprocess.run(["openssl", *request.split(), *names], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl to make a certificate with")
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_a_stream_by_tls_comes_whole_and_only_from_whom_one_trusts(certificate, monkeypatch):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    script = Script(pieces=tuple(f"word{number} " for number in range(200)), usage={"completion_tokens": 200})
+    script.tokenizes = True
+    with serving(script, tls=context) as (url, _):
+        refused = one(url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        result = one(url)
+        counted = ServerCounter(url, "m", api_key=None)(ask("one two three"))
+    assert refused.error_kind == "untrusted"
+    assert "certificate" in refused.error
+    assert result.error is None
+    assert result.text == "".join(script.pieces)
+    assert counted == 3
+
+
+def test_ctrl_c_while_the_parser_calls_is_not_taken_for_nonsense():
+    def interrupt(piece, now):
+        raise KeyboardInterrupt
+
+    loop = asyncio.new_event_loop()
+    try:
+        exchange = Exchange(loop, interrupt, None)
+        with pytest.raises(KeyboardInterrupt):
+            exchange.received(SSE + b"\r\ndata: x\n\n")
+    finally:
+        loop.close()
 
 
 @settings(deadline=None, max_examples=30)

@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from dflash_deploy.bench.measurement import LoadFigures, RequestResult
 from dflash_deploy.bench.record import round_row
 from dflash_deploy.bench.results import (
     ResultFile,
+    check_writable,
     digest,
     read_result,
     workload_hash,
@@ -97,3 +99,38 @@ def test_the_schema_describes_the_file():
     assert schema["properties"]["schema_version"]["const"] == 1
     assert schema["additionalProperties"] is False
     assert {"machine", "workload", "runs", "kind", "redacted"} <= schema["properties"].keys()
+
+
+def test_nothing_but_a_file_is_replaced(tmp_path):
+    """Root could replace /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        for write in (check_writable, lambda path: write_result(path, RESULT)):
+            with pytest.raises(OSError) as error:
+                write(place)
+            assert error.value.filename == str(place)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+    with pytest.raises(OSError):
+        check_writable(Path("/proc/none/r.json"))
+
+
+def test_a_full_disk_is_told_with_the_files_name_and_leaves_the_old_one(tmp_path):
+    path = tmp_path / "r.json"
+    write_result(path, RESULT)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError) as error:
+            write_result(path, RESULT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert read_result(path) == RESULT
+
+
+def test_what_no_file_can_hold_is_replaced():
+    """Half a surrogate pair, from a command line or a server."""
+    assert run_of("x", [1.0], model="a\ud800b", notes=["\udcff"]).model_dump_json().count("?") == 2
