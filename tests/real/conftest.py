@@ -22,6 +22,9 @@ from dflash_deploy.server.process import Server
 from .environment import SGLANG_VERSION, ServingEnvironment, make_tiny_model, serving_environment
 
 HOST = "127.0.0.1"
+SLEEPING: dict[str, str | int | float | bool] = {"sleep-on-idle": True}
+"""Flags of a server that others wait beside: without work SGLang keeps a core busy with asking for some."""
+
 HOW_TO_RUN = "a real lane: run it with DFLASH_REAL=1 (CONTRIBUTING.md)"
 
 # Looked up here, before the tests' own folders take the place of the person's.
@@ -110,6 +113,7 @@ def speculating(
         **speculation_flags("ngram"),
         "served-model-name": "tiny-random",
         "enable-metrics": True,
+        **SLEEPING,
     }
     yield from run(sglang.launch(flags), tmp_path_factory.mktemp("speculating"))
 
@@ -119,5 +123,7 @@ def plain(
     sglang: RealSglang, smoke_flags: Flags, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A server without speculation."""
-    flags = {name: value for name, value in smoke_flags.items() if not name.startswith("speculative-")}
+    flags = {
+        name: value for name, value in smoke_flags.items() if not name.startswith("speculative-")
+    } | SLEEPING
     yield from run(sglang.launch(flags), tmp_path_factory.mktemp("plain"))
