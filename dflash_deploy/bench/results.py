@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from datetime import UTC
 from pathlib import Path
@@ -37,7 +38,10 @@ Outcome = Literal["served", "failed", "unfit", "unstable"]
 
 
 def _utc(moment: AwareDatetime) -> AwareDatetime:
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("there is no such moment") from None
 
 
 def _without_surrogates(value: object) -> object:
@@ -47,7 +51,7 @@ def _without_surrogates(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_without_surrogates), Field(max_length=4096)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Figure = Annotated[float, Field(ge=0)]
+Figure = Annotated[float, Field(ge=0, le=1e30)]
 
 
 class _Part(BaseModel):
@@ -336,7 +340,7 @@ def read_result(path: Path) -> ResultFile:
         why = error.strerror or str(error)
         raise DeployError(f"{path} cannot be read: {why}", exit_code=ExitCode.INVALID_INPUT) from error
     try:
-        return ResultFile.model_validate_json(written)
+        return ResultFile.model_validate_json(written.removeprefix(BOM_UTF8))
     except ValidationError as error:
         version = _version_of(written)
         if version > SCHEMA_VERSION:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_deploy.bench.results import ResultFile, Run
 from dflash_deploy.bench.statistics import Comparison, compare
 from dflash_deploy.compare.summary import speed_of, speeds_of
-from dflash_deploy.compare.tables import shown
+from dflash_deploy.compare.tables import finite, shown
 from dflash_deploy.errors import DeployError, ExitCode
 
 
@@ -98,9 +97,9 @@ def as_json(beside: Beside) -> str:
             "name": pair.name,
             "users": pair.users,
             "rounds": pair.rounds,
-            "ratio": pair.speed.ratio,
-            "low": pair.speed.low,
-            "high": pair.speed.high if math.isfinite(pair.speed.high) else None,
+            "ratio": finite(pair.speed.ratio),
+            "low": finite(pair.speed.low),
+            "high": finite(pair.speed.high),
             "verdict": pair.speed.verdict,
             "confidence": pair.speed.confidence,
             "same_text": pair.same_text,
@@ -129,6 +128,7 @@ def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: bool) -> list[Pair]:
     a, b = speeds_of(ours), speeds_of(theirs)
     found = []
+    same, texts = _texts(ours, theirs)
     for users in sorted({key.users for key in a} & {key.users for key in b}):
         mine = {key: value for key, value in a.items() if key.users == users}
         yours = {key: value for key, value in b.items() if key.users == users}
@@ -140,7 +140,6 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
             [yours[key] for key in both] if matched else list(yours.values()),
             paired=matched,
         )
-        same, texts = _texts(ours, theirs)
         found.append(Pair(name, users, min(len(mine), len(yours)), speed, same, texts))
     return found
 
@@ -173,6 +172,8 @@ def _differences(a: ResultFile, b: ResultFile) -> list[str]:
         words = [", ".join(sorted(str(version) for version in some)) for some in versions]
         found.append(f"different engine versions: {words[0]} and {words[1]}")
     for which, one in (("first", a), ("second", b)):
+        if one.interrupted:
+            found.append(f"the {which} was cut short")
         wrong = [run for run in one.runs if run.outcome != "served"]
         found += [f"{run.name} of the {which} is {run.outcome}" for run in wrong]
     return found

@@ -71,13 +71,13 @@ def as_json(result: ResultFile, live: Comparison | None = None) -> str:
         result: what was measured.
         live: how two live servers compared, where they were measured in turn.
     """
-    summary = [{name: _finite(read(row)) for name, read in _CSV} for row in summarize(result)]
+    summary = [{name: finite(read(row)) for name, read in _CSV} for row in summarize(result)]
     return json.dumps(
         {
             "schema_version": 1,
             "kind": result.kind,
             "summary": summary,
-            **({} if live is None else {"comparison": {k: _finite(v) for k, v in asdict(live).items()}}),
+            **({} if live is None else {"comparison": {k: finite(v) for k, v in asdict(live).items()}}),
             "result": result.model_dump(mode="json"),
         },
         ensure_ascii=False,
@@ -336,12 +336,13 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """As JSON has it: it knows no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(value: object) -> object:
-    if _finite(value) is None:
+    if finite(value) is None:
         return ""
     if not isinstance(value, str):
         return value

@@ -32,6 +32,7 @@ class Script:
     half_close_after: int | None = None
     open_end: bool = False
     tokenizes: bool = False
+    plain_only: bool = False
 
 
 @dataclass
@@ -67,7 +68,9 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tu
                     if script.tokenizes and head.startswith(b"POST /tokenize"):
                         await _count_words(seen.bodies[-1], writer)
                         continue
-                    await _play(script, len(seen.bodies) - 1, writer)
+                    wrong = script.plain_only and "ignore_eos" in seen.bodies[-1]
+                    refusal = Script(status="400 Bad Request", body=b"unknown: ignore_eos")
+                    await _play(refusal if wrong else script, len(seen.bodies) - 1, writer)
                 finally:
                     seen.now -= 1
                 if writer.is_closing():

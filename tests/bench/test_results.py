@@ -26,6 +26,8 @@ def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "sub" / "r.json"
     write_result(path, RESULT)
     assert read_result(path) == RESULT
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_result(path) == RESULT, "an editor has put a mark in front"
 
 
 def wrong_files():
@@ -38,6 +40,7 @@ def wrong_files():
     yield json.dumps({**text, "more": 1}).encode(), "more"
     yield json.dumps({**text, "kind": "guessed"}).encode(), "kind"
     yield json.dumps({**text, "created": "2026-01-01T00:00:00"}).encode(), "created"
+    yield json.dumps({**text, "created": "9999-12-31T23:59:59-23:59"}).encode(), "no such moment"
     yield json.dumps({**text, "workload": {**text["workload"], "sha256": "x"}}).encode(), "sha256"
     yield (json.dumps(text).encode().replace(b"62.0", b"-1.0", 1), "greater than or equal")
     yield (json.dumps(text).encode().replace(b"62.0", b"NaN", 1), "")

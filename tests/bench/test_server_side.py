@@ -1,3 +1,5 @@
+import pytest
+
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.server_side import ServerFigures, Standing, between, standing
 from dflash_deploy.engine.sglang import metrics
@@ -39,3 +41,11 @@ def test_a_server_that_began_anew_between_is_not_believed():
 
 def test_another_engine_is_not_asked():
     assert standing(Endpoint("http://127.0.0.1:1")) == Standing(None, None)
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), 1e300])
+def test_counters_that_count_nothing_are_passed_over(nonsense):
+    names = ("verify_calls_total", "generation_tokens_total", "queued_total", "queue_s_total")
+    wrong = metrics.Metrics(**dict.fromkeys(names, nonsense), retracted_requests_total=nonsense)
+    assert between(Standing(metrics.Metrics(), None), Standing(wrong, None)) == ServerFigures()
+    assert between(Standing(wrong, None), Standing(metrics.Metrics(), None)) == ServerFigures()

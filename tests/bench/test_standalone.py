@@ -1,14 +1,19 @@
 """The command `bench` against servers that this test starts: a scripted one, and the simulator."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 
 import pytest
 
 from dflash_deploy.bench.changes import Changes, changed, read_levels, read_tasks
+from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.protocols import PROTOCOLS
 from dflash_deploy.bench.results import ResultFile, read_result, write_result
+from dflash_deploy.bench.standalone import bench
 from dflash_deploy.errors import DeployError, ExitCode
 from tests.compare.samples import result_of, run_of
 from tests.simulator.conftest import FOUR_USERS, launching
@@ -161,6 +166,114 @@ def test_what_a_person_must_mend(arguments, code, words):
     assert ended.returncode == code, ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "fix"),
+    [
+        (Script(status="401 Unauthorized", body=b"key"), "HTTP 401: key", "--api-key-file"),
+        (Script(status="404 Not Found", body=b"no model"), "HTTP 404: no model", "--model"),
+        (Script(status="308 There", body=b""), "HTTP 308", "points to"),
+        (Script(body=b"<title>Open WebUI</title>"), "<title>Open WebUI</title>", "model server itself"),
+    ],
+)
+def test_where_no_chat_is_to_be_had_one_is_told_what_to_mend(script, words, fix):
+    with serving(script) as (url, _), pytest.raises(DeployError) as error:
+        bench(Endpoint(url), changed("write-up-single", Changes()))
+    assert words in error.value.message
+    assert fix in error.value.fix
+
+
+def test_a_server_that_refuses_extras_is_asked_plainly():
+    with serving(replace(SOUND, plain_only=True)) as (url, seen):
+        result = bench(Endpoint(url), changed("write-up-single", Changes(rounds=1, output_tokens=44)))
+    (run,) = result.runs
+    assert run.outcome == "served", run.reason
+    assert "ignore_eos" in seen.bodies[0]
+    assert all(not {"ignore_eos", "chat_template_kwargs"} & body.keys() for body in seen.bodies[1:])
+    assert any("refuses what is not in OpenAI's interface" in note for note in run.notes)
+
+
+def test_a_server_that_refuses_everything_is_asked_twice_and_no_more():
+    with serving(Script(status="400 Bad Request", body=b"no")) as (url, seen):
+        result = bench(Endpoint(url), changed("write-up-single", Changes()))
+    assert (result.runs[0].outcome, len(seen.bodies)) == ("unstable", 2)
+
+
+def interrupted(tmp_path, number, *arguments):
+    """What the command leaves when this signal comes after its first round."""
+    out = tmp_path / "r.json"
+    with serving(SOUND) as (url, seen):
+        command = [sys.executable, "-m", "dflash_deploy", "bench", url, "--out", str(out), "--rounds", "999"]
+        with subprocess.Popen(
+            [*command, "--output-tokens", "44", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"PATH": "/usr/bin:/bin"},
+        ) as process:
+            deadline = time.monotonic() + 60
+            while len(seen.bodies) < 12 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(number)
+            said, err = process.communicate(timeout=60)
+    return process.returncode, read_result(out), said, err
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ("--protocol", "soak", "--seconds", "600")),
+        (signal.SIGHUP, ("--protocol", "latency", "--rate", "20")),
+    ],
+)
+def test_what_had_been_measured_is_kept_when_it_is_cut_short(tmp_path, number, arguments):
+    code, result, said, err = interrupted(tmp_path, number, *arguments)
+    assert code == ExitCode.INTERRUPTED, err
+    assert "Traceback" not in err
+    assert result.interrupted
+    rows = sum(len(one.users) for load in result.runs[0].loads for one in load.rounds)
+    assert 2 <= rows < 999
+    assert "all figures measured" in said
+    assert "cut short" in err
+
+
+def test_a_first_level_survives_even_a_kill(tmp_path):
+    code, result, _, _ = interrupted(tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert result.interrupted
+    assert [one.name for one in result.runs[0].loads[0].rounds] == ["cold"]
+
+
+def test_a_disk_without_room_costs_the_file_and_not_the_figures(tmp_path):
+    out = tmp_path / "r.json"
+    with serving(SOUND) as (url, _):
+        command = [sys.executable, "-m", "dflash_deploy", "bench", url, "--rounds", "1", "--out", str(out)]
+        ended = subprocess.run(
+            ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *command, "--output-tokens", "44"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == ExitCode.UNAVAILABLE
+    assert "all figures measured" in ended.stdout
+    assert f"error: {out}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not out.exists()
+
+
+def test_more_requests_than_a_file_holds_are_not_listed(monkeypatch):
+    monkeypatch.setattr("dflash_deploy.bench.record._MOST_ROWS", 3)
+    with serving(SOUND) as (url, _):
+        protocol = changed("throughput", Changes(users="2", rounds=2, output_tokens=44))
+        (run,) = bench(Endpoint(url), protocol).runs
+    (load,) = run.loads
+    assert load.rounds[0].users == []
+    assert load.rounds[0].tokens_per_s > 0
+    assert not load.window
+    assert any("not listed one by one" in note for note in run.notes)
 
 
 def test_two_files_side_by_side(tmp_path):

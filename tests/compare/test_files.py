@@ -1,7 +1,9 @@
+import json
+
 import pytest
 
 from dflash_deploy.bench.results import Quality
-from dflash_deploy.compare.files import put_beside
+from dflash_deploy.compare.files import as_json, as_text, put_beside
 from dflash_deploy.errors import DeployError
 
 from .samples import result_of, run_of
@@ -64,3 +66,26 @@ def test_texts_are_compared_by_their_digests():
 def test_files_without_a_common_run():
     with pytest.raises(DeployError, match="no run in common"):
         put_beside(MINE, result_of(run_of("mtp", [1.0])))
+
+
+@pytest.mark.parametrize("speed", [1e30, 1e-20])
+def test_any_figures_that_a_file_may_hold_compare(speed):
+    beside = put_beside(result_of(run_of("x", [speed] * 3)), result_of(run_of("x", [100.0] * 3)))
+    assert as_text(beside)
+    json.loads(as_json(beside), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_a_file_that_was_cut_short_is_told():
+    whole = result_of(run_of("x", [100.0] * 3))
+    assert (
+        "the second was cut short"
+        in put_beside(whole, whole.model_copy(update={"interrupted": True})).warnings
+    )
+
+
+def test_ten_thousand_rounds_compare_before_one_gives_up():
+    runs = [
+        run_of("x", [100.0 + place % 3 for place in range(1000)], repeat=repeat) for repeat in range(1, 11)
+    ]
+    (pair,) = put_beside(result_of(*runs), result_of(*runs)).pairs
+    assert (pair.rounds, pair.speed.verdict) == (10_000, "indistinguishable")

@@ -1,10 +1,13 @@
 import random
+import threading
 from dataclasses import replace
 
 import pytest
 
 from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.quality.asking import ask
 from dflash_deploy.bench.quality.exam import agreement, examine, faults_beside, sheet
+from dflash_deploy.bench.workloads import Message, Prompt
 from tests.simulator.conftest import launching
 
 from .chat_server import Told, answering, good
@@ -229,3 +232,42 @@ def test_every_garbage_of_the_simulator_is_caught(simulators, fault, names):
     found = examine(endpoint, sheet(context_tokens=2048), users=2, knows=False)
     assert set(names) <= set(ids(found))
     assert bool(found.faults) == bool(names), found.faults
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[]",
+        b"7",
+        b'{"choices": []}',
+        b'{"choices": [[]]}',
+        b'{"choices": [{"message": []}]}',
+        b'{"choices": [{"message": {"content": "a", "tool_calls": ["x"]}}]}',
+        b'{"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": %s}}' % (b"9" * 400),
+        b"[" * 100_000,
+    ],
+)
+def test_any_answer_is_taken_or_refused_in_words(raw):
+    with answering(lambda *_: Told(raw=raw)) as (url, _):
+        (reply,) = ask(Endpoint(url, "m"), [Prompt("q", (Message("user", "Why?"),))], max_tokens=8)
+    assert reply.error == "the answer is no chat completion" or reply.answer.tokens is None
+
+
+def test_a_server_that_hangs_is_given_up():
+    """Sixty questions at five minutes each would be an afternoon."""
+    hung = threading.Event()
+
+    def hang(body, before):
+        hung.wait(30)
+        return Told("late")
+
+    try:
+        with answering(hang) as (url, seen):
+            found = examine(Endpoint(url, "m"), sheet(), users=1, timeout_s=0.3)
+            asked = len(seen.bodies)
+            hung.set()
+    finally:
+        hung.set()
+    assert asked == 2
+    assert "no-answer" in found.faults[0]
+    assert "no answer within" in found.faults[0]
