@@ -118,7 +118,12 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
         machine=machine_here(wanted.simulate.card if wanted.simulate else None),
         workload=workload_of(protocol, _OPTIONS),
     )
-    write_record(folder / "comparison.json", record)
+    try:
+        write_record(folder / "comparison.json", record)
+    except BaseException:
+        # Its name is taken by nothing.
+        folder.rmdir()
+        raise
     return folder, record, rig
 
 

@@ -1,6 +1,7 @@
 """The command with the simulator as its servers: processes of their own, as SGLang's would be."""
 
 import json
+import resource
 import signal
 
 import pytest
@@ -14,8 +15,10 @@ from dflash_deploy.compare.records import (
     read_comparison,
     run_path,
 )
-from dflash_deploy.compare.running import schedule
+from dflash_deploy.compare.running import Wanted, begin, schedule
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.tune.launching import Simulated
+from dflash_deploy.tune.opening import Place
 from tests.tune.conftest import Tool, wait_for
 
 
@@ -116,6 +119,21 @@ def test_names_are_names_and_each_is_taken_once(tool, monkeypatch):
             claim(wrong, "p")
     assert claim(None, "p").name.startswith("p-")
     assert claim(None, "p") != claim(None, "p")
+
+
+def test_a_comparison_that_could_not_be_begun_leaves_its_name_free(tool, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tool.home / "state"))
+    wanted = Wanted(str(tool.profile), ("none",), simulate=Simulated("rtx-5090", 0, 400.0), name="c")
+    place = Place(None, "127.0.0.1", None)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            begin(wanted, place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    folder, _, _ = begin(wanted, place)
+    assert folder == folder_of(tool, "c")
 
 
 def test_nothing_to_go_on_with(tool, monkeypatch):
