@@ -6,9 +6,11 @@ python benchmarks/watch_day.py [HOURS]
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 import time
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import psutil
@@ -18,10 +20,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dflash_deploy.cli.status import _watch
 from dflash_deploy.watch.places import Place
 from dflash_deploy.watch.status import Status, gather
-from tests.watch.engine_server import HEALTHY, serving
 
 _EVERY_S = 60.0
 _SETTLED = 100
+
+
+_ENGINE = """
+import sys
+from tests.watch.engine_server import HEALTHY, serving
+with serving(HEALTHY) as engine:
+    print(engine.url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def _served() -> Iterator[str]:
+    """A server that answers, in a process of its own: its memory is not what is measured."""
+    command = [sys.executable, "-c", _ENGINE]
+    root = Path(__file__).resolve().parents[1]
+    with subprocess.Popen(
+        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None  # noqa: S101 - asked for above
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
 
 
 class _Counted(io.TextIOBase):
@@ -40,8 +65,8 @@ def main() -> None:
     process = psutil.Process()
     memory_mib: list[float] = []
     real, began = time.time, time.monotonic()
-    with serving(HEALTHY) as engine:
-        place = Place("url", engine.url, engine.url)
+    with _served() as url:
+        place = Place("url", url, url)
 
         def look() -> Status:
             # The samples that are kept are a minute apart, as on a clock that is not in a hurry.
