@@ -9,7 +9,8 @@ from itertools import groupby
 from dflash_deploy import __version__
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.measurement import LoadFigures, Quantiles, RequestResult
-from dflash_deploy.bench.protocols import Options, Protocol, ProtocolResult, prompts_of
+from dflash_deploy.bench.play import ProtocolResult
+from dflash_deploy.bench.protocols import Options, Protocol, prompts_of
 from dflash_deploy.bench.quality.agreement import Agreement
 from dflash_deploy.bench.quality.exam import Examination, Kind, Mode, Score
 from dflash_deploy.bench.quality.faults import find_faults

@@ -9,14 +9,8 @@ from dataclasses import replace
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.load import Player
 from dflash_deploy.bench.measurement import ErrorKind
-from dflash_deploy.bench.protocols import (
-    Options,
-    Protocol,
-    ProtocolResult,
-    player_of,
-    prompts_of,
-    run_protocol,
-)
+from dflash_deploy.bench.play import ProtocolResult, player_of, run_protocol
+from dflash_deploy.bench.protocols import Options, Protocol, prompts_of
 from dflash_deploy.bench.quality.exam import Examination, examine, sheet
 from dflash_deploy.bench.record import LONGEST_TEXT, file_of, quality_of, run_of, workload_of
 from dflash_deploy.bench.results import Machine, ResultFile, Run

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from dflash_deploy.bench.endpoint import Endpoint
-from dflash_deploy.bench.protocols import PROTOCOLS, Options, run_protocol
+from dflash_deploy.bench.play import run_protocol
+from dflash_deploy.bench.protocols import PROTOCOLS, Options
 from dflash_deploy.bench.workloads.prompt import ask
 from dflash_deploy.machine.gpu import GpuSample
 

@@ -1,0 +1,390 @@
+"""A protocol played against a server: levels of load, one after the other, and what each came to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dflash_deploy.bench.chat import Sampling
+from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.load import Load, Player, patience, poisson, turns
+from dflash_deploy.bench.measurement import LoadFigures, RequestResult
+from dflash_deploy.bench.prompts import lasting
+from dflash_deploy.bench.protocols import Options, Protocol, prompts_of
+from dflash_deploy.bench.server_side import ServerFigures, between, standing
+from dflash_deploy.bench.telemetry import GpuWatch, Telemetry
+from dflash_deploy.bench.workloads import Message, Prompt
+from dflash_deploy.bench.workloads.lengths import Fitted, ServerCounter, fit
+from dflash_deploy.machine.gpu import GpuSample
+
+_SLOWEST_TOKENS_PER_S = 0.5
+_WINDOW_S = 60.0
+_ROOM_TOKENS = 16
+"""Between a prompt with its answer and the longest context: a template may end an answer with some."""
+
+
+@dataclass(frozen=True)
+class UserRow:
+    """What one user saw, over the requests of a level."""
+
+    user: int
+    requests: int
+    output_tokens: int
+    ttft_s: float | None
+    tokens_per_s: float | None
+    latency_s: float | None
+    errors: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """One load, and what it came to.
+
+    Attributes:
+        label: ``cold``, ``round 2``, ``8 users``, ``minute 3``, ``4096 tokens`` …
+        users: at once.
+        cold: the first load after a start reads low: not to be compared with others.
+        prompt_tokens: of each prompt where the protocol sets them, as the server counts.
+        prefill_tokens_per_s: prompt tokens over the median TTFT, where the protocol sets them.
+        requests: every one of them; none of a window.
+        window: part of the level before it, which has the requests.
+    """
+
+    label: str
+    users: int
+    cold: bool
+    figures: LoadFigures
+    per_user: tuple[UserRow, ...]
+    requests: tuple[RequestResult, ...]
+    prompt_tokens: int | None = None
+    prefill_tokens_per_s: float | None = None
+    window: bool = False
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """A protocol as it went.
+
+    Attributes:
+        kind: ``simulated`` where the server is a simulated one.
+        levels: in the order in which they were played.
+        server: the server's own view of all of it, None where it has none.
+        gpu: None without a card of this machine.
+        stopped: why it ended before its last level, in words; None where it did not.
+        interrupted: a person ended it.
+        notes: what a reader of the figures must know.
+    """
+
+    protocol: Protocol
+    endpoint: Endpoint
+    kind: Literal["measured", "simulated"]
+    levels: tuple[Level, ...]
+    server: ServerFigures | None
+    gpu: Telemetry | None
+    stopped: str | None
+    interrupted: bool
+    notes: tuple[str, ...]
+
+
+def run_protocol(
+    endpoint: Endpoint,
+    protocol: Protocol,
+    options: Options = Options(),  # noqa: B008  (frozen)
+    *,
+    gpu: Callable[[], GpuSample | None] | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+    on_level: Callable[[ProtocolResult], None] = lambda _: None,
+) -> ProtocolResult:
+    """Play a protocol. Whatever the server does is a value; not to be called from a coroutine.
+
+    Ctrl-C is one as well: the result then holds what had been measured.
+
+    Args:
+        endpoint: from ``endpoint.discover``.
+        protocol: one of ``PROTOCOLS``, or one like it.
+        options: what a person set.
+        gpu: looks at the card that serves, None without one.
+        on_progress: told what is going on, in a few words.
+        on_level: given what there is after each level, as if it were interrupted there.
+
+    Raises:
+        ValueError: the endpoint's address is none.
+    """
+    salt = secrets.token_hex(4) if options.salt == "" else options.salt
+    play = _Play(endpoint, protocol, replace(options, salt=salt), on_progress, on_level)
+    watch: GpuWatch | None = None
+    server: ServerFigures | None = None
+    interrupted = False
+    try:
+        before = standing(endpoint)
+        with ExitStack() as stack:
+            watch = stack.enter_context(GpuWatch(gpu)) if gpu is not None else None
+            play.all()
+        server = between(before, standing(endpoint))
+    except KeyboardInterrupt:
+        interrupted = True
+        play.end_level()
+    gpu_seen = watch.telemetry() if watch else None
+    return replace(play.result(), server=server, gpu=gpu_seen, interrupted=interrupted)
+
+
+def player_of(endpoint: Endpoint, protocol: Protocol, options: Options, prompts: Sequence[Prompt]) -> Player:
+    """Asks these prompts as the protocol does.
+
+    Raises:
+        ValueError: the endpoint's address is none.
+    """
+    total_s = 60.0 + protocol.output_tokens / _SLOWEST_TOKENS_PER_S
+    return Player(
+        Load(
+            endpoint,
+            prompts,
+            Sampling(protocol.output_tokens),
+            patience(options.stall_s, total_s, endpoint.time_scale),
+            options.salt,
+            options.estimate_tokens,
+        )
+    )
+
+
+class _Play:
+    """One run of a protocol, as far as it has come."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        protocol: Protocol,
+        options: Options,
+        tell: Callable[[str], None],
+        on_level: Callable[[ProtocolResult], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._protocol = protocol
+        self._options = options
+        self._tell = tell
+        self._on_level = on_level
+        self._level = ("", 0)
+        self._answers: list[RequestResult] = []
+        self._levels: list[Level] = []
+        self._notes: list[str] = []
+        self.stopped: str | None = None
+        if options.salt is None:
+            self._notes.append("prompts are not salted: prefix caches may have helped")
+
+    def all(self) -> None:
+        match self._protocol.shape:
+            case "rounds":
+                asyncio.run(self._rounds())
+            case "closed":
+                asyncio.run(self._closed())
+            case "ladder":
+                self._ladder()
+
+    def result(self) -> ProtocolResult:
+        """What there is until now, without what is known at the end alone."""
+        notes = list(self._notes)
+        if any(level.figures.tokens_estimated for level in self._levels):
+            notes.append(
+                "the server does not count its tokens: a chunk was taken for one, so the true figures are"
+                " these or higher"
+            )
+        if any(
+            one.output_tokens != self._protocol.output_tokens
+            for level in self._levels
+            for one in level.requests
+            if one.error is None and not one.tokens_estimated
+        ):
+            notes.append(f"not every answer had {self._protocol.output_tokens} tokens")
+        return ProtocolResult(
+            protocol=self._protocol,
+            endpoint=self._endpoint,
+            kind="simulated" if self._endpoint.simulated else "measured",
+            levels=tuple(self._levels),
+            server=None,
+            gpu=None,
+            stopped=self.stopped,
+            interrupted=True,
+            notes=tuple(notes),
+        )
+
+    def _player(self, prompts: Sequence[Prompt]) -> Player:
+        return player_of(self._endpoint, self._protocol, self._options, prompts)
+
+    def _prompts(self, count: int) -> Sequence[Prompt]:
+        return prompts_of(self._protocol, self._options, count)
+
+    async def _rounds(self) -> None:
+        protocol = self._protocol
+        for users in protocol.users:
+            player = self._player(self._prompts(users * max(protocol.rounds, protocol.warm_up)))
+            for turn in turns(protocol.warm_up, protocol.rounds):
+                self._tell(f"{_users(users)}, {turn.label}")
+                played = await player.turn(users, turn)
+                self._add(turn.label, users, played.requests, cold=not turn.counts)
+                if self.stopped:
+                    return
+
+    async def _closed(self) -> None:
+        protocol, options = self._protocol, self._options
+        for users in protocol.users:
+            requests = users * protocol.rounds
+            player = self._player(self._prompts(max(requests, 64)))
+            for turn in turns(protocol.warm_up, 0):
+                self._tell(f"{_users(users)}, {turn.label}")
+                played = await player.round(users, f"w{users}-", turn.number)
+                if self._all_failed(turn.label, played.requests):
+                    self._add(turn.label, users, played.requests, cold=True)
+                    return
+            # Kept from answer to answer, so that a load that is cut short leaves what it had.
+            keep = self._answers.append
+            name = f"{users}-"
+            if options.rate_per_s is not None:
+                if protocol.duration_s is not None:
+                    requests = max(1, round(options.rate_per_s * protocol.duration_s))
+                self._begin_level(f"{options.rate_per_s:g} requests/s", users)
+                arrivals = poisson(options.rate_per_s, requests, seed=options.seed)
+                await player.open(arrivals, name=name, on_answer=keep)
+            else:
+                self._begin_level(_users(users), users)
+                limit = None if protocol.duration_s is not None else requests
+                await player.closed(
+                    users, requests=limit, duration_s=protocol.duration_s, name=name, on_answer=keep
+                )
+            self.end_level()
+            if self.stopped:
+                return
+
+    def _begin_level(self, label: str, users: int) -> None:
+        self._tell(label)
+        self._level = (label, users)
+
+    def end_level(self) -> None:
+        """Put down the level that is being played, if there is one with answers."""
+        results, (label, users) = list(self._answers), self._level
+        self._answers.clear()
+        if not results:
+            return
+        open_loop = self._options.rate_per_s is not None
+        self._add(label, users, results, by_user=not open_loop)
+        if self._protocol.duration_s is not None and not open_loop:
+            self._by_minute(users, results)
+
+    def _by_minute(self, users: int, results: Sequence[RequestResult]) -> None:
+        """The answers that ended in each minute."""
+        begun = min(one.sent_s for one in results)
+        minutes: dict[int, list[RequestResult]] = {}
+        for one in results:
+            minutes.setdefault(int((one.sent_s + one.total_s - begun) / _WINDOW_S), []).append(one)
+        for minute in sorted(minutes):
+            self._add(f"minute {minute + 1}", users, minutes[minute], window=True)
+
+    def _ladder(self) -> None:
+        protocol, endpoint = self._protocol, self._endpoint
+        counter = ServerCounter(
+            endpoint.base_url, endpoint.model, api_key=endpoint.api_key, extras=endpoint.extras
+        )
+        longest = endpoint.context_tokens
+        for wanted in protocol.prompt_tokens:
+            if longest is not None and wanted + protocol.output_tokens + _ROOM_TOKENS > longest:
+                self._notes.append(
+                    f"the context of {longest:,} tokens has no room for a prompt of {wanted:,}"
+                )
+                return
+            self._tell(f"{wanted} tokens: making a prompt of that length")
+            prompts = [
+                self._prompt_of(wanted, counter, f"{wanted}-{number}") for number in range(protocol.rounds)
+            ]
+            known = [one for one in prompts if one is not None]
+            if len(known) < len(prompts):
+                self.stopped = f"{wanted} tokens: the server does not count a prompt's tokens"
+                return
+            self._tell(f"{wanted} tokens")
+            player = self._player([one.prompt for one in known])
+            player.load = replace(player.load, salt=None)
+            results = asyncio.run(player.closed(1, requests=protocol.rounds))
+            counted = [one.prompt_tokens for one in results if one.prompt_tokens]
+            tokens = min(counted if counter.by_asking and counted else [one.tokens for one in known])
+            self._add(f"{tokens} tokens", 1, results, prompt_tokens=tokens)
+            if self.stopped:
+                return
+
+    def _prompt_of(self, wanted: int, counter: ServerCounter, name: str) -> Fitted | None:
+        base = (self._options.prompts or lasting("instruction"))[0]
+        salt = self._options.salt
+        if salt is None:
+            return fit(base, wanted, counter)
+        fitted = fit(base, wanted, counter, salt=f"{salt}-{name}")
+        if fitted is None or not counter.by_asking:
+            return fitted
+        # Counting has put the prompt into the prefix cache. One that begins in another way is not there, and
+        # has as many tokens, or one or two more or less.
+        other = secrets.token_hex(4)
+        first, *more = fitted.prompt.messages
+        anew = Message(first.role, first.content.replace(salt, other, 1))
+        return replace(fitted, prompt=replace(fitted.prompt, messages=(anew, *more)))
+
+    def _add(
+        self,
+        label: str,
+        users: int,
+        results: Sequence[RequestResult],
+        *,
+        cold: bool = False,
+        prompt_tokens: int | None = None,
+        window: bool = False,
+        by_user: bool = True,
+    ) -> None:
+        figures = LoadFigures.of(results)
+        prefill = None
+        if prompt_tokens is not None and figures.ttft_s is not None and figures.ttft_s.median > 0:
+            prefill = prompt_tokens / figures.ttft_s.median
+        self._levels.append(
+            Level(
+                label=label,
+                users=users,
+                cold=cold,
+                figures=figures,
+                per_user=_per_user(results) if by_user else (),
+                requests=() if window else tuple(results),
+                window=window,
+                prompt_tokens=prompt_tokens,
+                prefill_tokens_per_s=prefill,
+            )
+        )
+        if not window and not self._all_failed(label, results):
+            self._on_level(self.result())
+
+    def _all_failed(self, label: str, results: Sequence[RequestResult]) -> bool:
+        if all(one.error is not None for one in results):
+            self.stopped = f"{label}: {results[0].error}"
+            return True
+        return False
+
+
+def _per_user(results: Sequence[RequestResult]) -> tuple[UserRow, ...]:
+    rows = []
+    for user in sorted({one.user for one in results}):
+        theirs = [one for one in results if one.user == user]
+        answered = [one for one in theirs if one.error is None]
+        speeds = [speed for one in answered if (speed := one.decode_tokens_per_s) is not None]
+        rows.append(
+            UserRow(
+                user=user,
+                requests=len(theirs),
+                output_tokens=sum(one.output_tokens for one in answered),
+                ttft_s=statistics.median(one.ttft_s for one in answered) if answered else None,
+                tokens_per_s=statistics.median(speeds) if speeds else None,
+                latency_s=statistics.median(one.total_s for one in answered) if answered else None,
+                errors=len(theirs) - len(answered),
+            )
+        )
+    return tuple(rows)
+
+
+def _users(users: int) -> str:
+    return "1 user" if users == 1 else f"{users} users"
