@@ -70,14 +70,14 @@ def test_a_simulated_server_tells_its_own_times():
     ],
 )
 def test_times_that_make_no_sense_are_not_believed(told):
-    with serving(Script(first_wait_s=0.1, wait_s=0.01, simulated=told)) as (url, _):
+    with serving(Script(first_wait_s=0.1, wait_s=0.05, simulated=told)) as (url, _):
         result = run(url, time_scale=50)
     assert result.ttft_s.low >= 5
 
 
 def test_a_round_has_one_clock():
     # Four requests in two rounds; the server tells of three, so the second round is timed from here alone.
-    script = Script(first_wait_s=0.1, wait_s=0.01, simulated=TOLD, simulated_for=frozenset({0, 1, 2, 3, 4}))
+    script = Script(first_wait_s=0.1, wait_s=0.05, simulated=TOLD, simulated_for=frozenset({0, 1, 2, 3, 4}))
     with serving(script) as (url, _):
         result = run(url, users=2, time_scale=50)
     first, second = result.per_round
@@ -87,7 +87,7 @@ def test_a_round_has_one_clock():
 
 
 def test_a_fast_server_is_told_which_requests_come_at_once():
-    with serving(Script(wait_s=0.01)) as (url, seen):
+    with serving(Script(wait_s=0.05)) as (url, seen):
         run(url, users=2, time_scale=50)
         run(url, users=2)
     lines = [line for head in seen.heads for line in head.split(b"\r\n") if line.startswith(b"x-simulated")]
@@ -98,14 +98,14 @@ def test_a_fast_server_is_told_which_requests_come_at_once():
 
 
 def test_a_server_in_real_time_is_timed_by_our_clock():
-    with serving(Script(first_wait_s=0.1, wait_s=0.01, simulated=TOLD)) as (url, _):
+    with serving(Script(first_wait_s=0.1, wait_s=0.05, simulated=TOLD)) as (url, _):
         result = run(url)
     assert result.ttft_s.low >= 0.1
     assert result.latency_s.median != 2.5
 
 
 def test_all_users_are_served_at_once_and_warm_up_is_left_out():
-    with serving(Script(first_wait_s=0.3, wait_s=0.01)) as (url, seen):
+    with serving(Script(first_wait_s=0.3, wait_s=0.05)) as (url, seen):
         result = run(url, users=4, rounds=3, warm_up=2)
     assert seen.most == 4
     assert len(seen.bodies) == 4 * 5
@@ -114,7 +114,7 @@ def test_all_users_are_served_at_once_and_warm_up_is_left_out():
 
 
 def test_requests_are_greedy_without_thinking_and_each_has_a_salt_of_its_own():
-    with serving(Script(wait_s=0.01)) as (url, seen):
+    with serving(Script(wait_s=0.05)) as (url, seen):
         run(url, users=2, ignore_eos=False, model="m")
     prompts = [body["messages"][0]["content"] for body in seen.bodies]
     assert len(set(prompts)) == len(prompts)
@@ -130,7 +130,7 @@ def test_requests_are_greedy_without_thinking_and_each_has_a_salt_of_its_own():
 
 
 def test_without_salt_the_questions_are_asked_as_they_are():
-    with serving(Script(wait_s=0.01)) as (url, seen):
+    with serving(Script(wait_s=0.05)) as (url, seen):
         run(url, salt=None, rounds=3)
     assert [body["messages"][0]["content"] for body in seen.bodies] == [PROMPTS[0], *PROMPTS]
 
@@ -138,7 +138,7 @@ def test_without_salt_the_questions_are_asked_as_they_are():
 def test_the_same_salt_asks_the_same_questions_again():
     asked = []
     for _ in range(2):
-        with serving(Script(wait_s=0.01)) as (url, seen):
+        with serving(Script(wait_s=0.05)) as (url, seen):
             run(url, salt="s7")
         asked.append([body["messages"] for body in seen.bodies])
     assert asked[0] == asked[1]
@@ -146,7 +146,7 @@ def test_the_same_salt_asks_the_same_questions_again():
 
 def test_the_highest_vram_reading_is_kept_and_missing_ones_are_passed_over():
     readings = iter([None, 900, 1200, 1000])
-    with serving(Script(first_wait_s=0.3, wait_s=0.01)) as (url, _):
+    with serving(Script(first_wait_s=0.3, wait_s=0.05)) as (url, _):
         result = run(url, rounds=3, vram=lambda: next(readings, None), vram_total_mib=2000)
     assert result.vram_used_mib == 1200
     assert result.vram_total_mib == 2000
@@ -154,7 +154,7 @@ def test_the_highest_vram_reading_is_kept_and_missing_ones_are_passed_over():
 
 def test_accept_length_is_asked_once_after_the_load():
     asked = []
-    with serving(Script(wait_s=0.01)) as (url, seen):
+    with serving(Script(wait_s=0.05)) as (url, seen):
         result = run(url, accept_length=lambda: asked.append(len(seen.bodies)) or 3.5)
     assert result.accept_length == 3.5
     assert asked == [3]
@@ -224,14 +224,14 @@ def test_a_server_that_dies_midway_tells_how_many_rounds_went_well():
             raise ConnectionError
         return ("a ", "b ", "c")
 
-    with serving(Script(answer_of=answer, wait_s=0.01)) as (url, _):
+    with serving(Script(answer_of=answer, wait_s=0.05)) as (url, _):
         result = run(url, rounds=3)
     assert isinstance(result, NotMeasured)
     assert result.completed_rounds == 1
 
 
 def test_wrong_usage_is_a_fault_and_not_an_error():
-    with serving(Script(wait_s=0.01, usage={"prompt_tokens": 7, "completion_tokens": 36})) as (url, _):
+    with serving(Script(wait_s=0.05, usage={"prompt_tokens": 7, "completion_tokens": 36})) as (url, _):
         result = run(url)
     assert isinstance(result, Measurement)
     assert result.faults[0].startswith("wrong-count: 2 of 2 answers")
@@ -245,11 +245,11 @@ def test_nonsense_settings_are_a_callers_error():
 def test_proxies_of_the_environment_are_left_alone(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    with serving(Script(wait_s=0.01)) as (url, _):
+    with serving(Script(wait_s=0.05)) as (url, _):
         assert isinstance(run(url), Measurement)
 
 
 def test_bodies_are_json_of_bounded_size():
-    with serving(Script(wait_s=0.01)) as (url, seen):
+    with serving(Script(wait_s=0.05)) as (url, seen):
         run(url)
     assert all(len(json.dumps(body)) < 2000 for body in seen.bodies)
