@@ -71,8 +71,9 @@ class _Form:
 
 @dataclass
 class Answer:
-    """What has come so far."""
+    """What has come so far; ``ends_freely`` where no length was asked for."""
 
+    ends_freely: bool = False
     pieces: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
     held_bytes: int = 0

@@ -50,7 +50,7 @@ def body_of(endpoint: Endpoint, prompt: Prompt, sampling: Sampling) -> bytes:
     if sampling.temperature is not None:
         body["temperature"] = sampling.temperature
     if endpoint.extras:
-        body["ignore_eos"] = sampling.ignore_eos
+        body["ignore_eos"] = sampling.ignore_eos and not prompt.short
     if endpoint.extras and sampling.thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
     if prompt.tool is not None:
@@ -149,7 +149,7 @@ async def prepare(
     if together is not None:
         headers["x-simulated-together"] = together
     request = address.post("/v1/chat/completions", body_of(endpoint, prompt, sampling), headers)
-    answer = Answer()
+    answer = Answer(ends_freely=prompt.short)
     try:
         return Question(await connect(address, tls, answer.take, reader), answer, request, patience)
     except Failure as failure:
@@ -190,6 +190,7 @@ def _result(
         finish_reason=answer.finish_reason,
         tool_calls=tuple(ToolCall(*answer.calls[place]) for place in sorted(answer.calls)),
         waited_s=waited_s,
+        ends_freely=answer.ends_freely,
     )
 
 

@@ -67,6 +67,7 @@ class RequestResult:
         finish_reason: as the server puts it.
         tool_calls: made by the model.
         waited_s: from the moment at which it was due until it was sent.
+        ends_freely: no length was asked for.
     """
 
     user: int
@@ -90,6 +91,7 @@ class RequestResult:
     finish_reason: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     waited_s: float = 0.0
+    ends_freely: bool = False
 
     @property
     def token_waits(self) -> Iterator[tuple[float, int]]:

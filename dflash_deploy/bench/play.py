@@ -197,7 +197,7 @@ class _Play:
             one.output_tokens != self._protocol.output_tokens
             for level in self._levels
             for one in level.requests
-            if one.error is None and not one.tokens_estimated
+            if one.error is None and not one.tokens_estimated and not one.ends_freely
         ):
             notes.append(f"not every answer had {self._protocol.output_tokens} tokens")
         return ProtocolResult(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar, cast
 
@@ -39,5 +40,6 @@ def mixed_prompts(tasks: Mapping[_Task, float], count: int) -> tuple[Prompt, ...
 
 
 def lasting(task: Task) -> tuple[Prompt, ...]:
-    """A task's prompts for answers of fixed length: those that want long ones, all where none does."""
-    return tuple(prompt for prompt in load(task) if prompt.long) or load(task)
+    """A task's prompts that want long answers; where there is none all of them, marked as short."""
+    long = tuple(prompt for prompt in load(task) if prompt.long)
+    return long or tuple(replace(prompt, short=True) for prompt in load(task))

@@ -201,6 +201,21 @@ def test_where_no_chat_is_to_be_had_one_is_told_what_to_mend(script, words, fix)
     assert fix in error.value.fix
 
 
+@pytest.mark.parametrize("task", ["tools", "long-context", "multi-turn"])
+def test_answers_that_are_short_by_nature_are_not_forced_to_a_length(task):
+    short = Script(pieces=('{"total": 3', "46.5}"), wait_s=0.01, usage={"completion_tokens": 8})
+    with serving(short) as (url, seen):
+        endpoint = Endpoint(url, engine="sglang")
+        (run,) = bench(endpoint, changed("write-up-single", Changes(rounds=2, tasks=task))).runs
+    assert (run.outcome, run.reason) == ("served", None)
+    assert not any("not every answer" in note for note in run.notes)
+    assert {body["ignore_eos"] for body in seen.bodies if "messages" in body} == {False}
+    with serving(short) as (url, _):
+        endpoint = Endpoint(url, engine="sglang")
+        (run,) = bench(endpoint, changed("write-up-single", Changes(rounds=2, tasks="code"))).runs
+    assert run.outcome == "unfit"
+
+
 def test_a_server_that_refuses_extras_is_asked_plainly():
     with serving(replace(SOUND, plain_only=True)) as (url, seen):
         result = bench(Endpoint(url), changed("write-up-single", Changes(rounds=1, output_tokens=44)))

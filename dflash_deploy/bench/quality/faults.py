@@ -22,19 +22,17 @@ def find_faults(
 
     Args:
         requests: answers that ended without an error.
-        max_tokens: tokens that each answer must have exactly, None where it might end by itself.
+        max_tokens: tokens that each answer must have exactly, if it does not end freely; None where all may.
         read_text: judge the text too, and not the counts alone.
         free_end: answers may end by themselves; None where ``max_tokens`` says so.
     """
     found: dict[str, list[str]] = {}
     for request in requests:
-        faults = _count_faults(request, max_tokens)
+        exact = None if request.ends_freely else max_tokens
+        faults = _count_faults(request, exact)
         if read_text:
-            faults |= text_faults(
-                request.text,
-                request.output_tokens,
-                free_end=max_tokens is None if free_end is None else free_end,
-            )
+            free = request.ends_freely or (exact is None if free_end is None else free_end)
+            faults |= text_faults(request.text, request.output_tokens, free_end=free)
         for fault, example in faults.items():
             found.setdefault(fault, []).append(example)
     texts = {request.text for request in requests}

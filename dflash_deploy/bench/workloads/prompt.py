@@ -37,7 +37,9 @@ class Prompt:
         tool: the one function that the model is offered and must call, in OpenAI's form (``name``,
             ``description``, ``parameters``). ``reference`` then holds its arguments as JSON.
         long: asks for an answer of about a thousand tokens or more, so that one of fixed length stays on its
-            subject: only such prompts measure speed.
+            subject.
+        short: the answer is short by nature (a call, a number), so its length is not forced: what came after
+            it would be rubbish, and no fault of the server.
         output_tokens: length of the answer that the person's file asks for.
     """
 
@@ -50,6 +52,7 @@ class Prompt:
     schema: Mapping[str, object] | None = None
     tool: Mapping[str, object] | None = None
     long: bool = False
+    short: bool = False
     output_tokens: int | None = None
 
     @property
