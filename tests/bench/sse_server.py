@@ -33,6 +33,7 @@ class Script:
     open_end: bool = False
     tokenizes: bool = False
     plain_only: bool = False
+    counts: bool = False
 
 
 @dataclass
@@ -65,7 +66,13 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tu
                 seen.now += 1
                 seen.most = max(seen.most, seen.now)
                 try:
+                    if script.counts and head.startswith(b"POST /tokenize"):
+                        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                        continue
                     if script.tokenizes and head.startswith(b"POST /tokenize"):
+                        await _count_words(seen.bodies[-1], writer)
+                        continue
+                    if script.counts and not seen.bodies[-1].get("stream"):
                         await _count_words(seen.bodies[-1], writer)
                         continue
                     wrong = script.plain_only and "ignore_eos" in seen.bodies[-1]
@@ -146,7 +153,8 @@ async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> No
 
 async def _count_words(body: dict, writer: asyncio.StreamWriter) -> None:
     words = sum(len(message["content"].split()) for message in body["messages"])
-    answer = json.dumps({"count": words}).encode()
+    told = {"usage": {"prompt_tokens": words}} if "max_tokens" in body else {"count": words}
+    answer = json.dumps(told).encode()
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(answer), answer))
     await writer.drain()
 

@@ -122,3 +122,30 @@ def test_prompts_of_an_exact_length_are_asked_on_a_ladder():
     assert [len(body["messages"][0]["content"].split()) for body in chats] == [100, 100, 250, 250]
     assert all(level.prefill_tokens_per_s > 0 for level in result.levels)
     assert len({json.dumps(body) for body in chats}) == 4
+
+
+def test_no_prompt_of_a_ladder_is_in_the_cache_for_having_been_counted():
+    usage = {"prompt_tokens": 101, "completion_tokens": 9}
+    with serving(Script(wait_s=0.01, counts=True, usage=usage)) as (url, seen):
+        result = run_protocol(Endpoint(url), quick("context-ladder", prompt_tokens=(100,)))
+    (level,) = result.levels
+    assert level.prompt_tokens == 101, "as the requests themselves were counted"
+    begins = {
+        stream: {body["messages"][0]["content"][:9] for body in seen.bodies if body.get("stream") is stream}
+        for stream in (True, None)
+    }
+    assert len(begins[True]) == 2
+    assert not begins[True] & begins[None]
+
+
+def test_a_server_that_dies_under_a_soak_ends_it():
+    def answer(number):
+        if number > 30:
+            raise ConnectionError
+        return ("a ", "b ", "c")
+
+    with serving(Script(answer_of=answer, wait_s=0.001)) as (url, seen):
+        result = run_protocol(Endpoint(url), quick("soak", duration_s=600.0))
+    assert 40 < len(seen.bodies) < 80
+    assert result.levels[0].figures.errors["cut"] >= 20
+    assert result.levels[0].figures.output_tokens > 0
