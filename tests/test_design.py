@@ -9,7 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dflash_deploy"
-SHARED = {"errors", "files", "paths", "resources", "yaml_file", "catalogue", "__version__"}
+SHARED = {
+    "errors",
+    "files",
+    "lock",
+    "paths",
+    "resources",
+    "yaml_file",
+    "json_file",
+    "catalogue",
+    "__version__",
+}
 
 
 def rows() -> dict[str, str]:

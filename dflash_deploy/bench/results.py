@@ -29,6 +29,7 @@ from dflash_deploy.bench.quality.exam import Kind, Mode
 from dflash_deploy.bench.workloads import Prompt
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import check_place, read_regular, write_atomic
+from dflash_deploy.json_file import first_mistake, refuse_newer
 
 SCHEMA_VERSION: Literal[1] = 1
 _LARGEST_BYTES = 32 << 20
@@ -342,28 +343,10 @@ def read_result(path: Path) -> ResultFile:
     try:
         return ResultFile.model_validate_json(written.removeprefix(BOM_UTF8))
     except ValidationError as error:
-        version = _version_of(written)
-        if version > SCHEMA_VERSION:
-            raise DeployError(
-                f"{path} was written by a newer dflash-deploy (result files of version {version}; this one "
-                f"reads {SCHEMA_VERSION})",
-                fix="install that version",
-                exit_code=ExitCode.INVALID_INPUT,
-            ) from None
-        first, more = error.errors(include_url=False)[0], error.error_count() - 1
-        at = ".".join(str(part)[:60] for part in first["loc"])
-        why = ": ".join(part for part in (at, first["msg"]) if part) + (f" (and {more} more)" if more else "")
+        refuse_newer(path, written, reads=SCHEMA_VERSION, what="result files", fix="install that version")
+        why = first_mistake(error)
     raise DeployError(
         f"{path} is no result file: {why}",
         fix="dflash-deploy bench URL --out FILE writes one; dflash-deploy bench schema prints their form",
         exit_code=ExitCode.INVALID_INPUT,
     )
-
-
-def _version_of(written: bytes) -> int:
-    try:
-        content = json.loads(written)
-    except (ValueError, RecursionError):
-        return 0
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    return version if isinstance(version, int) and not isinstance(version, bool) else 0

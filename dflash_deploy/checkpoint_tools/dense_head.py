@@ -7,7 +7,6 @@ tensor of a file, also one that the index does not name), and the dense head tak
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,7 @@ from dflash_deploy.checkpoint_tools.head import CONFIG, INDEX, MODELOPT, Head, S
 from dflash_deploy.checkpoint_tools.nvfp4 import Order
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.lock import exclusive
 
 RECORD = "dflash-deploy.json"
 _PROGRESS = ".progress.json"
@@ -498,18 +498,13 @@ def _check_rows(plan: DenseHead, descriptor: int, at: int, path: Path) -> None:
 @contextmanager
 def _alone(half: Path) -> Iterator[None]:
     descriptor = os.open(half, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeployError(
-                f"{half} is being written by another process",
-                fix="wait until that has ended",
-                exit_code=ExitCode.UNAVAILABLE,
-            ) from None
+    busy = DeployError(
+        f"{half} is being written by another process",
+        fix="wait until that has ended",
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+    with exclusive(descriptor, busy=busy):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _told(error: OSError, half: Path) -> DeployError:

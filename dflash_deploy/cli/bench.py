@@ -9,7 +9,7 @@ import typer
 from typer import Context
 from typer.core import TyperGroup
 
-from dflash_deploy.cli.compare import Format
+from dflash_deploy.cli.options import AsJson, Form, Format, ResultOut
 from dflash_deploy.errors import ExitCode
 
 _HERE = "http://127.0.0.1:30000"
@@ -111,13 +111,9 @@ def run(
             help="File with the server's key, for its owner alone; else DFLASH_API_KEY.", metavar="FILE"
         ),
     ] = None,
-    form: Annotated[
-        Format, typer.Option("--format", help="How to print the result; progress goes to stderr.")
-    ] = Format.TEXT,
-    json: Annotated[bool, typer.Option("--json", help="The same as --format json (docs/json.md).")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write a result file too, for `bench compare`.", metavar="FILE")
-    ] = None,
+    form: Form = Format.TEXT,
+    json: AsJson = False,
+    out: ResultOut = None,
     redact: Annotated[
         bool,
         typer.Option("--redact", help="Leave names, addresses, paths, keys and texts out of the result."),

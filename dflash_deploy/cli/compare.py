@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dflash_deploy.cli.options import AsJson, Form, Format, Python, ResultOut
 from dflash_deploy.errors import ExitCode
 
 _SIMULATED_SPEED = 100.0
-
-
-class Format(StrEnum):
-    """How the result is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    CSV = "csv"
 
 
 def compare(
@@ -89,24 +79,14 @@ def compare(
             "--resume", help="Go on with a comparison that was cut short: the last one, or that of --name."
         ),
     ] = False,
-    python: Annotated[
-        Path | None,
-        typer.Option(
-            help="Interpreter that SGLang is installed in; else the profile's engine.python, "
-            "else that of the environment chosen with `env use`."
-        ),
-    ] = None,
+    python: Python = None,
     host: Annotated[str, typer.Option(help="Address that the servers listen on.")] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the servers; else a free one each.")
     ] = None,
-    form: Annotated[
-        Format, typer.Option("--format", help="How to print the result; progress goes to stderr.")
-    ] = Format.TEXT,
-    json: Annotated[bool, typer.Option("--json", help="The same as --format json (docs/json.md).")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write a result file too, for `bench compare`.", metavar="FILE")
-    ] = None,
+    form: Form = Format.TEXT,
+    json: AsJson = False,
+    out: ResultOut = None,
     redact: Annotated[
         bool,
         typer.Option(

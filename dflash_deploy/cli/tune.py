@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash_deploy.cli.options import Python
 from dflash_deploy.errors import DeployError, ExitCode
 
 if TYPE_CHECKING:
@@ -98,13 +98,7 @@ def tune(
         list[str] | None,
         typer.Option("--set", help="Change one value of the profile. May be repeated.", metavar="KEY=VALUE"),
     ] = None,
-    python: Annotated[
-        Path | None,
-        typer.Option(
-            help="Interpreter that SGLang is installed in; else the profile's engine.python, "
-            "else that of the environment chosen with `env use`."
-        ),
-    ] = None,
+    python: Python = None,
     host: Annotated[str, typer.Option(help="Address that the trials' servers listen on.")] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the trials' servers; else a free one each.")

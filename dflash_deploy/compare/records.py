@@ -10,8 +10,6 @@ A run without its file was cut short, and is done again.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +25,8 @@ from dflash_deploy.bench.results import Machine, Run, Workload
 from dflash_deploy.engine.sglang.command import Method
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.json_file import first_mistake
+from dflash_deploy.lock import exclusive_file
 from dflash_deploy.profile.schema import FlagSetting, Profile
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -179,18 +179,12 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         DeployError: somebody else has it.
     """
-    with (folder / "lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeployError(
-                f"another dflash-deploy works on {folder.name}",
-                fix="wait for it, or begin one of your own with another --name",
-                exit_code=ExitCode.UNAVAILABLE,
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+    busy = DeployError(
+        f"another dflash-deploy works on {folder.name}",
+        fix="wait for it, or begin one of your own with another --name",
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+    with exclusive_file(folder / "lock", busy=lambda _: busy):
         yield
 
 
@@ -209,8 +203,7 @@ def _read(path: Path, kind: type[_R]) -> _R:
     except OSError as error:
         why = error.strerror or str(error)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        why = ": ".join(filter(None, (".".join(str(part) for part in first["loc"]), first["msg"])))
+        why = first_mistake(error)
     raise DeployError(
         f"{path} is no record that this tool reads: {why}",
         fix=f"move {path} away: that run is then done again",

@@ -28,11 +28,11 @@ import psutil
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_deploy import paths
-from dflash_deploy.deploy.lock import exclusive
 from dflash_deploy.deploy.unit import UNIT_PREFIX
 from dflash_deploy.deploy.versions import Versions
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.lock import exclusive
 from dflash_deploy.profile.schema import FlagSetting, Notify
 
 SYSTEM_ROOT = Path("/var/lib/dflash-deploy/services")

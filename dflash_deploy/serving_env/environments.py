@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dflash_deploy import paths, yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.lock import exclusive
 from dflash_deploy.serving_env import records
 from dflash_deploy.serving_env.records import EnvironmentRecord, Making
 
@@ -180,21 +181,17 @@ def changing(name: str) -> Iterator[int]:
         descriptor = os.open(root() / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _told(error) from error
+    busy = DeployError(
+        f"environment {name} is being changed by another process",
+        fix="wait until that has ended, then run this again",
+        exit_code=ExitCode.UNAVAILABLE,
+    )
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeployError(
-                f"environment {name} is being changed by another process",
-                fix="wait until that has ended, then run this again",
-                exit_code=ExitCode.UNAVAILABLE,
-            ) from None
-        _put_in_order(name)
-        yield descriptor
+        with exclusive(descriptor, busy=busy):
+            _put_in_order(name)
+            yield descriptor
     except OSError as error:
         raise _told(error) from error
-    finally:
-        os.close(descriptor)
 
 
 def is_being_changed(name: str) -> bool:

@@ -11,7 +11,6 @@ has ended; a folder without the second is a trial that was cut short, and is don
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -22,6 +21,7 @@ from dflash_deploy.bench.measurement import Measurement
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.json_file import first_mistake, refuse_newer
 from dflash_deploy.profile.schema import FlagSetting, Profile
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -203,28 +203,11 @@ def _read(path: Path, kind: type[_R], *, fix: str) -> _R:
     except OSError as error:
         why = error.strerror or str(error)
     except ValidationError as error:
-        version = _version_of(written)
-        if version > SCHEMA_VERSION:
-            raise DeployError(
-                f"{path} was written by a newer dflash-deploy (records of version {version}; this one reads "
-                f"{SCHEMA_VERSION})",
-                fix="install that version, or tune anew: dflash-deploy tune",
-                exit_code=ExitCode.INVALID_INPUT,
-            ) from None
-        first, more = error.errors(include_url=False)[0], error.error_count() - 1
-        at = ".".join(str(part) for part in first["loc"])
-        why = ": ".join(part for part in (at, first["msg"]) if part) + (f" (and {more} more)" if more else "")
+        newer_fix = "install that version, or tune anew: dflash-deploy tune"
+        refuse_newer(path, written, reads=SCHEMA_VERSION, what="records", fix=newer_fix)
+        why = first_mistake(error)
     raise DeployError(
         f"{path} is no record that this tool reads: {why}",
         fix=fix,
         exit_code=ExitCode.INVALID_INPUT,
     )
-
-
-def _version_of(written: bytes) -> int:
-    try:
-        content = json.loads(written)
-    except (ValueError, RecursionError):
-        return 0
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    return version if isinstance(version, int) else 0

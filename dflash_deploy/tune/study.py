@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 from dflash_deploy import __version__, calibration, paths
 from dflash_deploy.calibration import Subject
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.lock import exclusive_file
 from dflash_deploy.machine.cards import Card, load_card
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.crew import Crew, Nobody, Peers
@@ -583,21 +582,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _held(path: Path, what: str, fix: str) -> Iterator[None]:
-    """The lock goes with the process, however it ends."""
-    with writing(path), path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read(64).strip()
-            raise DeployError(
-                f"another tuner works on {what}" + (f" (process {holder})" if holder.isdigit() else ""),
-                fix=fix,
-                exit_code=ExitCode.UNAVAILABLE,
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+    def busy(holder: int | None) -> DeployError:
+        who = "" if holder is None else f" (process {holder})"
+        return DeployError(f"another tuner works on {what}{who}", fix=fix, exit_code=ExitCode.UNAVAILABLE)
+
+    with writing(path), exclusive_file(path, busy=busy):
         yield
 
 

@@ -17,10 +17,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dflash_deploy.deploy.lock import exclusive
 from dflash_deploy.deploy.timer import state_folders
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.lock import exclusive
 from dflash_deploy.server.processes import boot_id
 from dflash_deploy.watch.health.verdict import Health, Verdict
 
