@@ -1,5 +1,6 @@
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import psutil
 import pytest
 
 from dflash_deploy.engine.launch import Launch
+from dflash_deploy.server import shared_memory
 from dflash_deploy.server.ports import free_port
 
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
@@ -60,3 +62,11 @@ def launch(notes) -> MakeLaunch:
         return Launch(argv=tuple(argv), host="127.0.0.1", port=port, **fields)
 
     return make
+
+
+@pytest.fixture
+def own_shared_memory(monkeypatch) -> Iterator[Path]:
+    """A folder of the test's own in shared memory: servers of other tests clear the common one."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        monkeypatch.setattr(shared_memory, "_FOLDER", Path(folder))
+        yield Path(folder)

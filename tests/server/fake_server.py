@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--trouble", choices=TROUBLES)
     parser.add_argument("--notes", type=Path, help="folder to leave notes for the test in")
+    parser.add_argument("--shared-memory", type=Path, default=Path("/dev/shm"))  # noqa: S108
     options = parser.parse_args()
     trouble = options.trouble
 
@@ -137,7 +138,7 @@ def main() -> None:
         )
         time.sleep(600)
     if trouble == "shared-memory":
-        held = Path(f"/dev/shm/sglang_loads_{os.getpid():012x}_0badcafe.shm").open("wb")  # noqa: S108, SIM115
+        held = (options.shared_memory / f"sglang_loads_{os.getpid():012x}_0badcafe.shm").open("wb")
         held.write(b"SLNS")
         held.flush()
         (Path(os.environ["TMPDIR"]) / "tmp12345678").touch()

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +87,21 @@ class Tool:
         with self.start(*arguments, wrapper=wrapper, **env) as process:
             out, err = process.communicate(timeout=110)
         return Ended(process.returncode, out, err)
+
+    def on_terminal(self, *arguments: str | Path) -> Ended:
+        """As a person sees it: on a wide terminal."""
+        master, slave = pty.openpty()
+        wide = {"TERM": "xterm", "COLUMNS": "150", "LINES": "50"}
+        with self.start(*arguments, stdout=slave, **wide) as process:
+            os.close(slave)
+            shown = b""
+            with suppress(OSError):  # the other end is gone
+                while piece := os.read(master, 65536):
+                    shown += piece
+            process.wait(timeout=60)
+            err = process.stderr.read()
+        os.close(master)
+        return Ended(process.returncode, shown.decode(), err)
 
     def simulate(self, *arguments: str | Path, scale: float = 100, **env: str) -> Ended:
         return self.run(*self.command(*arguments, scale=scale), **env)

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pty
 import signal
 import threading
 from contextlib import suppress
@@ -96,17 +95,7 @@ def test_a_detached_study_is_stopped_and_one_that_cannot_begin_says_why(tool):
 def test_on_a_terminal_the_table_is_shown_again(tool):
     assert tool.run(*plain(tool, "--trials", "3", "--name", "s", "--detach", scale=20)).code == 0
     wait_for(lambda: 1 in tool.trials("s"))
-    master, slave = pty.openpty()
-    wide = {"TERM": "xterm", "COLUMNS": "150", "LINES": "50"}
-    with tool.start("tune", "--attach", stdout=slave, **wide) as process:
-        os.close(slave)
-        shown = b""
-        with suppress(OSError):  # the other end is gone
-            while piece := os.read(master, 65536):
-                shown += piece
-        process.wait(timeout=60)
-    os.close(master)
-    text = shown.decode()
+    text = tool.on_terminal("tune", "--attach").out
     for word in ("s (simulated)", "hand-tuned", "best so far", "launch 2 of at most 3", "left (predicted"):
         assert word in text
     assert "next: dflash-deploy emit s" in text

@@ -1,13 +1,10 @@
 """The command with the simulator as its server: a process of its own, as SGLang would be."""
 
-import os
-import pty
 import re
 import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -55,19 +52,10 @@ def test_a_study_from_profile_to_command(tool):
 
 
 def test_on_a_terminal_a_table_grows(tool):
-    master, slave = pty.openpty()
-    wide = {"TERM": "xterm", "COLUMNS": "150", "LINES": "50"}
     command = [word for word in tool.command("--trials", "2", "--name", "s") if word != "--json"]
-    with tool.start(*command, stdout=slave, **wide) as process:
-        os.close(slave)
-        shown = b""
-        with suppress(OSError):  # the other end is gone
-            while piece := os.read(master, 65536):
-                shown += piece
-        process.wait(timeout=60)
-    os.close(master)
-    text = shown.decode()
-    assert process.returncode == 0, text
+    shown = tool.on_terminal(*command)
+    text = shown.out
+    assert shown.code == 0, text
     for word in (
         "s (simulated)",
         "outcome",
