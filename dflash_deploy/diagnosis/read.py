@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterable, Mapping
 from functools import cache
 from io import BufferedIOBase
@@ -13,6 +14,8 @@ from dflash_deploy.diagnosis.scan import Index, Scanner
 from dflash_deploy.diagnosis.source import Source, blocks_of, open_log
 from dflash_deploy.diagnosis.verdict import Diagnosis, judge
 from dflash_deploy.engine.launch import FlagValue
+
+_LOADING = threading.Lock()
 
 
 def diagnose(
@@ -36,7 +39,7 @@ def diagnose(
     if isinstance(log, Path):
         with open_log(log) as file:
             return diagnose(file, exit_status=exit_status, flags=flags, index=index)
-    scanner = Scanner(index or _shipped())
+    scanner = Scanner(index or _index())
     damaged = None
     if isinstance(log, BufferedIOBase):
         source = Source(log)
@@ -56,6 +59,13 @@ def diagnose(
         if isinstance(value, bool | int | float | str)
     }
     return judge(scanner, known, exit_status=exit_status, damaged=damaged)
+
+
+def _index() -> Index:
+    """The catalogue that is shipped, loaded once however many threads ask for it at once."""
+    # Python 3.11's parser, which reads the catalogue's expressions, fails at times in two threads at once.
+    with _LOADING:
+        return _shipped()
 
 
 @cache
