@@ -157,11 +157,15 @@ def diagnoses(
             (own / "port").write_text(str(holder.getsockname()[1]))
             return _run(sglang, case, own)
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            running = {name: pool.submit(provoke, at, case) for at, (name, case) in enumerate(CASES.items())}
-            yield {name: _result(future) for name, future in running.items()}
-    for home in folder.glob("*/home"):
-        subprocess.run(["umount", str(home)], capture_output=True, check=False)
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                running = {
+                    name: pool.submit(provoke, at, case) for at, (name, case) in enumerate(CASES.items())
+                }
+                yield {name: _result(future) for name, future in running.items()}
+        finally:
+            for home in folder.glob("*/home"):
+                subprocess.run(["umount", str(home)], capture_output=True, check=False)
 
 
 def _result(future: Future[Diagnosis]) -> Diagnosis | None:
