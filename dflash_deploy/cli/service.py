@@ -417,8 +417,8 @@ def _service(name: str, manager: Manager) -> Service:
     from dflash_deploy.deploy import notify as notifying
     from dflash_deploy.deploy import service as services
     from dflash_deploy.deploy.generations import Store, root_of
+    from dflash_deploy.deploy.key_file import read_api_key
     from dflash_deploy.deploy.systemctl import Systemd
-    from dflash_deploy.watch.places import read_api_key
 
     systemd = Systemd(manager)
     store = Store(root_of(manager) / name, name)

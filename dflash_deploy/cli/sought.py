@@ -40,7 +40,8 @@ def places_sought(name: str | None, url: str | None, api_key_file: Path | None) 
 
 def _with_own_key(place: Place) -> Place:
     """A unit's own key is sent to that unit alone; who may not read it asks without."""
-    from dflash_deploy.watch import places, units
+    from dflash_deploy.deploy.key_file import read_api_key
+    from dflash_deploy.watch import units
     from dflash_deploy.watch.recorded import installed
 
     if place.unit is None or place.api_key is not None:
@@ -48,16 +49,17 @@ def _with_own_key(place: Place) -> Place:
     known = installed(place.unit)
     file = units.api_key_file(place.unit) if known is None else known.api_key_file
     try:
-        return place if file is None else replace(place, api_key=places.read_api_key(Path(file)))
+        return place if file is None else replace(place, api_key=read_api_key(Path(file)))
     except DeployError:
         return place
 
 
 def _sought(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:
+    from dflash_deploy.deploy.key_file import read_api_key
     from dflash_deploy.watch import places
     from dflash_deploy.watch.units import read_units
 
-    key = places.read_api_key(api_key_file) if api_key_file else None
+    key = read_api_key(api_key_file) if api_key_file else None
     if url is not None:
         address = places.checked_url(url)
         return [places.Place("url", name or address, address, api_key=key)]
@@ -70,7 +72,7 @@ def _sought(name: str | None, url: str | None, api_key_file: Path | None) -> lis
     if profile is not None:
         key_file = profile.service.api_key_file
         if key is None and key_file is not None:
-            key = places.read_api_key(key_file)
+            key = read_api_key(key_file)
         address = places.address(profile.service.host, profile.service.port)
         found.append(places.Place("port", service, address))
     return places.merged([replace(place, api_key=key) for place in found])

@@ -63,62 +63,71 @@ def require(who: Account, what: str, folder: Path, *, files: Sequence[Path] = ()
     Raises:
         DeployError: it may not, with the commands that let it.
     """
-    if problem := why_not(who, what, folder, files=files):
-        raise problem
-
-
-def why_not(who: Account, what: str, folder: Path, *, files: Sequence[Path] = ()) -> DeployError | None:
-    """The same as a value."""
-    if any(folder.is_relative_to(hidden) for hidden in _HIDDEN):
-        return DeployError(
-            f"{what} is in {folder}, and a service has a /tmp and /var/tmp of its own",
-            fix=f"move it elsewhere, such as below /opt: mv {shlex.quote(str(folder))} /opt/",
+    wanted = [folder, *files][:_MOST_FILES]
+    if inside := next((path for path in wanted if hidden(path)), None):
+        raise DeployError(
+            f"{what} is in {inside}, and a service has a /tmp and /var/tmp of its own",
+            fix=f"move it elsewhere, such as below /opt: mv {shlex.quote(str(inside))} /opt/",
             exit_code=ExitCode.UNAVAILABLE,
         )
     if os.geteuid() != 0 or not folder.exists():
-        return None
-    wanted = [folder, *files][:_MOST_FILES]
+        return
     # A link leads to what must be readable too.
     ways = {parent for path in wanted for one in (path, path.resolve()) for parent in one.parents}
     closed = _closed(who, sorted(ways), wanted)
     if not closed:
-        return None
+        return
     # Only the way in: what lies behind a closed folder cannot be read either, whatever its own bits are.
     blocked = [path for path in closed if path in ways and not _under(path, folder)]
+    # What is changed in all of a folder does not follow the links in it.
+    elsewhere = {path.resolve() for path in closed if path not in ways}
+    trees = [folder.resolve(), *sorted(one for one in elsewhere if not _under(one, folder.resolve()))]
     whom = who.name or "the user that systemd makes for the service"
-    return DeployError(
+    raise DeployError(
         f"{whom} may not read {what}: {closed[0]}",
-        fix=_fix(who, blocked, folder),
+        fix=_fix(who, blocked, trees),
         exit_code=ExitCode.UNAVAILABLE,
     )
+
+
+def hidden(path: Path) -> bool:
+    """A service does not see what lies there: it has a folder of its own in that place."""
+    return any(place.is_relative_to(one) for place in (path, path.resolve()) for one in _HIDDEN)
 
 
 def _under(path: Path, folder: Path) -> bool:
     return path == folder or path.is_relative_to(folder)
 
 
-def _fix(who: Account, blocked: Sequence[Path], folder: Path) -> str:
-    tree = shlex.quote(str(folder.resolve()))
-    ways = " ".join(shlex.quote(str(path)) for path in blocked)
+def _fix(who: Account, blocked: Sequence[Path], trees: Sequence[Path]) -> str:
     if who.name is not None and shutil.which("setfacl"):
-        first = f"setfacl -m u:{who.name}:x {ways} && " if ways else ""
-        return f"{first}setfacl -R -m u:{who.name}:rX {tree}"
-    first = f"chmod o+x {ways} && " if ways else ""
-    mine = "" if who.name else "; or --run-as an account that may read it"
-    return f"{first}chmod -R o+rX {tree}{mine}"
+        enter, read = f"setfacl -m u:{who.name}:x", f"setfacl -R -m u:{who.name}:rX"
+    else:
+        enter, read = "chmod o+x", "chmod -R o+rX"
+        # Behind a closed folder everything is closed, also what would be open to all by its own bits.
+        blocked = [path for path in blocked if not path.stat().st_mode & 0o001]
+    first = f"{enter} {shlex.join(map(str, blocked))} && " if blocked else ""
+    person = os.environ.get("SUDO_USER") or "an account that may read it"
+    mine = "" if who.name else f"; or install it with --run-as {person}"
+    return f"{first}{read} {shlex.join(map(str, trees))}{mine}"
 
 
 def _closed(who: Account, ways: Sequence[Path], wanted: Sequence[Path]) -> list[Path]:
     """Asked of the kernel, as that account: permission bits, access lists and mounts all count."""
-    done = subprocess.run(
-        ["/bin/sh", "-c", _LOOK, "sh", *map(str, ways), "--", *map(str, wanted)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        cwd="/",
-        user=who.uid,
-        group=who.gid,
-        extra_groups=who.groups,
-        timeout=_ASK_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", _LOOK, "sh", *map(str, ways), "--", *map(str, wanted)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd="/",
+            user=who.uid,
+            group=who.gid,
+            extra_groups=who.groups,
+            timeout=_ASK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DeployError(
+            f"{wanted[0]} does not answer (a network drive?)", exit_code=ExitCode.UNAVAILABLE
+        ) from None
     return [Path(os.fsdecode(line)) for line in done.stdout.splitlines()]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_deploy import paths
-from dflash_deploy.deploy import access, configuration, fleet, models
+from dflash_deploy.deploy import access, configuration, fleet, key_file, models
 from dflash_deploy.deploy import service as services
 from dflash_deploy.deploy.configuration import Configuration
 from dflash_deploy.deploy.generations import SYSTEM_ROOT, Generation, Manager, root_of
@@ -18,7 +18,6 @@ from dflash_deploy.deploy.service import Changed, Service, Tell
 from dflash_deploy.deploy.unit import WRITTEN_FOR_SYSTEMD
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.engine.sglang.flags import FlagTable
-from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.gpu import read_gpus
 from dflash_deploy.serving_env import router as router_env
 
@@ -184,20 +183,15 @@ def _step(wanted: Wanted, chosen: Configuration, name: str, seal: Seal) -> Step:
 def _readable(wanted: Wanted, seal: Seal, tell: Tell) -> Configuration:
     """The configuration with models that are here already, when its account may read all that it needs."""
     chosen = wanted.configuration
-    if wanted.manager == "user":
-        return chosen
-    who = access.account(wanted.user)
-    prefix = wanted.python.parents[1]
-    real = wanted.python.resolve()
-    access.require(who, "SGLang's environment", prefix, files=[wanted.python, real, Path(seal.site_packages)])
-    found = models.local(chosen.flags, who)
+    who = access.account(wanted.user) if wanted.manager == "system" else None
+    if who is not None:
+        prefix, real = wanted.python.parents[1], wanted.python.resolve()
+        files = [wanted.python, real, Path(seal.site_packages)]
+        access.require(who, "SGLang's environment", prefix, files=files)
+    found = models.local(chosen.flags, chosen.profile.env, who)
     for note in found.notes:
         tell(f"note: {note}")
-    for what, folder, files in models.required_files(found.flags):
-        access.require(who, what, folder, files=files)
-    if (key := chosen.profile.service.api_key_file) is not None and not key.is_file():
-        raise DeployError(
-            f"the API key file {key} is not there",
-            fix=f"sudo sh -c 'umask 077; echo \"api-key: $(openssl rand -hex 24)\" > {key}'",
-        )
+    models.require(found.flags, who)
+    if (key := chosen.profile.service.api_key_file) is not None:
+        key_file.require(key)
     return replace(chosen, flags=found.flags)

@@ -28,6 +28,9 @@ _SYSTEM_PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/us
 _VRAM_WAIT_S = 120
 _BACKS_OFF_SINCE = 254
 _SECRET_OPTION = re.compile(r"--(admin-)?api-key(=|$)")
+_SECRET_VARIABLE = re.compile(
+    r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,22 @@ def checked(spec: UnitSpec) -> UnitSpec:
             "an API key stands in the engine's flags, where every user of the machine could read it",
             "put the line `api-key: ...` into a 0600 YAML file and name it in service.api_key_file",
         )
+    if secret := next((name for name, value in spec.env.items() if value and _secret(name)), None):
+        raise _wrong(
+            f"the variable {secret} would stand in a file that every user of the machine can read",
+            f"leave {secret} out of the profile's env: fetch models beforehand with it (hf download), or give "
+            "it to the unit alone by an EnvironmentFile= of mode 0600 in a drop-in (systemctl edit)",
+        )
     if not spec.api_key_file and not _is_loopback(spec.host):
         raise _wrong(
             f"the service would listen on {spec.host}, where other machines can use it without a key",
             "set service.api_key_file to a 0600 YAML file with the line `api-key: ...`, or host to 127.0.0.1",
         )
     return spec
+
+
+def _secret(variable: str) -> bool:
+    return _SECRET_VARIABLE.fullmatch(variable) is not None
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from dflash_deploy import yaml_file
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.files import read_regular
 from dflash_deploy.server.processes import alive, boot_id, pid_namespace
 from dflash_deploy.server.records import read_records
 from dflash_deploy.watch.recorded import installed
 from dflash_deploy.watch.units import UnitState
 
 _COMMAND_LIMIT_BYTES = 1 << 20
-_KEY_FILE_LIMIT_BYTES = 1 << 16
 
 FoundBy = Literal["unit", "record", "url", "port"]
 
@@ -78,34 +75,6 @@ def merged(places: Sequence[Place]) -> list[Place]:
 def address(host: str, port: int) -> str:
     """Root of the HTTP interface of a server of this machine that listens there."""
     return Launch((), _reached_at(host), port).base_url
-
-
-def read_api_key(path: Path) -> str:
-    """The key in a YAML file with the line ``api-key: …``, which is never shown.
-
-    Raises:
-        DeployError: it cannot be read, or holds no key.
-    """
-    try:
-        content = yaml_file.parse(read_regular(path, most_bytes=_KEY_FILE_LIMIT_BYTES), str(path)).value
-    except OSError as error:
-        absent = isinstance(error, FileNotFoundError)
-        raise DeployError(
-            f"the API key file {path} cannot be read: {error.strerror}",
-            fix="give --api-key-file FILE" if absent else "run the command as the user who may read it",
-            exit_code=ExitCode.MISSING if absent else ExitCode.UNAVAILABLE,
-        ) from error
-    except yaml_file.InvalidDocument:
-        # Its own words may quote the file.
-        content = None
-    key = content.get("api-key") if isinstance(content, dict) else None
-    if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not key:
-        raise DeployError(
-            f"{path} does not hold an API key",
-            fix='write one line into it: `api-key: "..."` (printable ASCII)',
-            exit_code=ExitCode.INVALID_INPUT,
-        )
-    return key
 
 
 def checked_url(url: str) -> str:

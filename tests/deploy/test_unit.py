@@ -111,6 +111,14 @@ def test_a_key_in_the_flags_is_refused_and_not_repeated(option: tuple[str, ...])
     assert "sesame" not in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SGLANG_API_KEY", "WANDB_API_KEY"])
+def test_a_secret_in_a_variable_is_refused_and_not_repeated(name: str):
+    with pytest.raises(DeployError, match=name) as caught:
+        render_unit(replace(_SPEC, env={name: "sesame"}))
+    assert "sesame" not in f"{caught.value.message} {caught.value.fix}"
+    render_unit(replace(_SPEC, env={"TOKENIZERS_PARALLELISM": "false", name: ""}))
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gpu-box", ""])
 def test_an_address_that_others_reach_needs_a_key(host: str):
     with pytest.raises(DeployError, match="without a key") as caught:

@@ -214,25 +214,6 @@ def test_what_is_no_address_is_refused(typed: str):
         places.checked_url(typed)
 
 
-def test_an_api_key_is_read_and_never_shown(tmp_path):
-    file = tmp_path / "key.yaml"
-    file.write_text("api-key: sesame\n")
-    key = places.read_api_key(file)
-    assert key == "sesame"
-    assert "sesame" not in repr(Place("url", "x", "http://x", api_key=key))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"sesame", b"api-key: [1]", b'api-key: "a\\nb"', b"\xff", b"{" * 5000, b"api_key: x"]
-)
-def test_a_key_file_without_a_key_is_told_without_its_content(tmp_path, content: bytes):
-    file = tmp_path / "key.yaml"
-    file.write_bytes(content)
-    with pytest.raises(DeployError) as caught:
-        places.read_api_key(file)
-    assert "sesame" not in caught.value.message
-
-
 @given(
     st.dictionaries(st.sampled_from(["Id", "LoadState", "ActiveState", "MainPID", "NRestarts"]), st.text())
 )
