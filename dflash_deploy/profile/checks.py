@@ -6,15 +6,18 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_deploy import yaml_file
-from dflash_deploy.checkpoint.cards import find_model_card, model_ids
+from dflash_deploy.checkpoint.cards import ModelCard, find_model_card, model_ids
+from dflash_deploy.engine.sglang.command import Method
+from dflash_deploy.engine.sglang.drafting import PREFIX, reads
 from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.cards import card_ids
-from dflash_deploy.profile.schema import Choices, FlagSetting, Profile, flag_value
+from dflash_deploy.profile.drafts import no_draft, speculation_of
+from dflash_deploy.profile.schema import METHOD, VARIABLE, Choices, FlagSetting, Profile, flag_value
 from dflash_deploy.yaml_file import Document, InvalidDocument, KeyPath, Problem
 
 Complaint = tuple[KeyPath, str]
@@ -30,11 +33,15 @@ _SET_ELSEWHERE = {
     "speculative-draft-model-path": "speculation.draft or speculation.draft_path",
     "host": "service.host",
     "port": "service.port",
+    "method": "speculation.method",
     "api-key": "service.api_key_file, for a command line can be read by everybody on the machine",
     "admin-api-key": "service.api_key_file, for a command line can be read by everybody on the machine",
     "config": "flags, one key each",
 }
 
+
+_METHODS: tuple[Method, ...] = get_args(Method)
+_CARD_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _SECRET_NAME = re.compile(r"(?:.*_)?(?:TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
@@ -112,17 +119,30 @@ def _models(profile: Profile) -> Iterator[Complaint]:
         if speculation.draft_path is None and speculation.method != "mtp":
             yield ("speculation",), f"method {speculation.method} needs a draft (or draft_path)"
         return
-    draft = find_model_card(speculation.draft)
+    yield from _draft(target, ("speculation", "draft"), speculation.draft, speculation.method)
+
+
+def _drafts(profile: Profile) -> Iterator[Complaint]:
+    target = find_model_card(profile.model.target)
+    for method, named in profile.speculation.drafts.items():
+        place = ("speculation", "drafts", method)
+        if method == profile.speculation.method:
+            yield place, f"{method} is this profile's own method: its draft stands in speculation.draft"
+        else:
+            yield from _draft(target, place, named, method)
+
+
+def _draft(target: ModelCard | None, place: KeyPath, named: str, method: Method) -> Iterator[Complaint]:
+    draft = find_model_card(named)
     if draft is None:
-        if not _is_place(speculation.draft):
-            yield ("speculation", "draft"), _unknown("model", speculation.draft, model_ids())
+        if not _is_place(named):
+            yield place, _unknown("model", named, model_ids())
         return
-    if draft.method != speculation.method:
+    if draft.method != method:
         kind = f"a {draft.method} draft" if draft.method else "a target"
-        yield ("speculation", "draft"), f"{draft.id} is {kind}, method {speculation.method} needs another"
+        yield place, f"{draft.id} is {kind}, method {method} needs another"
     elif target is not None and target.id not in draft.targets:
-        known = ", ".join(draft.targets)
-        yield ("speculation", "draft"), f"{draft.id} was made for {known}, not for {target.id}"
+        yield place, f"{draft.id} was made for {', '.join(draft.targets)}, not for {target.id}"
 
 
 def _is_place(name: str) -> bool:
@@ -148,6 +168,12 @@ def _service(profile: Profile) -> Iterator[Complaint]:
 def _flags(profile: Profile) -> Iterator[Complaint]:
     for name in profile.flags.keys() & profile.search.keys():
         yield ("flags", name), "both fixed here and searched in search: keep one"
+
+
+def _env(profile: Profile) -> Iterator[Complaint]:
+    for name in profile.env:
+        if f"{VARIABLE}{name}" in profile.search:
+            yield ("env", name), "both fixed here and searched in search: keep one"
 
 
 def _settings(profile: Profile, part: str) -> Iterator[tuple[KeyPath, KeyPath, str, FlagSetting]]:
@@ -177,6 +203,8 @@ def _engine_flags(profile: Profile, part: str) -> Iterator[Complaint]:
     table = FlagTable.for_version(profile.engine.version)
     told: set[KeyPath] = set()
     for place, rest, name, value in _settings(profile, part):
+        if name.startswith(VARIABLE) or (name == METHOD and part != "flags"):
+            continue
         key = (*place, *rest)
         if name in _SET_ELSEWHERE:
             key, message = place, f"is set by {_SET_ELSEWHERE[name]}"
@@ -195,15 +223,68 @@ def _engine_flags(profile: Profile, part: str) -> Iterator[Complaint]:
 
 
 def _speculative_flags(profile: Profile, part: str) -> Iterator[Complaint]:
-    if profile.speculation.method != "none":
+    offered = _offered_methods(profile)
+    names = {place: name for place, _, name, _ in _settings(profile, part) if name.startswith(PREFIX)}
+    for place, name in names.items():
+        if offered == ("none",):
+            yield place, "means nothing with speculation.method none"
+        elif METHOD in profile.search and not any(reads(method, name) for method in offered):
+            yield place, f"no method that is tried reads it: {', '.join(offered)}"
+
+
+def _offered_methods(profile: Profile) -> tuple[Method, ...]:
+    """Methods that a server may be launched with."""
+    bounds = profile.search.get(METHOD)
+    if not isinstance(bounds, Choices):
+        return (profile.speculation.method,)
+    return tuple(method for method in _METHODS if method in bounds.choices)
+
+
+def _methods(profile: Profile) -> Iterator[Complaint]:
+    bounds, own = profile.search.get(METHOD), profile.speculation.method
+    place = ("search", METHOD)
+    if bounds is None:
+        for index, known in enumerate(profile.known):
+            if METHOD in known.flags:
+                yield (
+                    ("known", index, "flags", METHOD),
+                    "no methods are searched: add search.method with this one and the profile's own",
+                )
         return
-    for place in {
-        place: None for place, _, name, _ in _settings(profile, part) if name.startswith(_SPECULATIVE)
-    }:
-        yield place, "means nothing with speculation.method none"
+    if not isinstance(bounds, Choices):
+        yield place, "methods are no numbers: give choices"
+        return
+    for index, choice in enumerate(bounds.choices):
+        key = (*place, "choices", index)
+        method = next((method for method in _METHODS if method == choice), None)
+        if choice is None:
+            yield key, "write none for decoding without drafts"
+        elif method is None:
+            hint = yaml_file.nearest(str(choice), _METHODS)
+            said = hint or f"; expected one of {', '.join(_METHODS)}"
+            yield key, f"there is no method {yaml_file.describe(choice)}{said}"
+        elif speculation_of(profile, method) is None:
+            yield key, f"{no_draft(profile, method)}: name one in speculation.drafts.{method}"
+    if own not in bounds.choices:
+        yield place, f"the profile's own method, {own}, is not among the choices"
 
 
-_SPECULATIVE = "speculative-"
+def _variables(profile: Profile, part: str) -> Iterator[Complaint]:
+    """That variables which are searched, or known, can be given to a server and told to others."""
+    for place, rest, setting, value in _settings(profile, part):
+        if not setting.startswith(VARIABLE):
+            continue
+        name = setting.removeprefix(VARIABLE)
+        if part == "search" and not isinstance(profile.search[setting], Choices):
+            if rest == ("low",):
+                yield place, "a variable is text: give choices"
+        elif name in _CARD_VARIABLES:
+            if rest in ((), ("choices", 0)):
+                yield place, "the card is chosen with --gpu"
+        elif not isinstance(value, str):
+            yield (*place, *rest), f"a variable is text of one line, found {yaml_file.describe(value)}"
+        elif _is_secret(name, value):
+            yield place, _secret(name)
 
 
 def _users(profile: Profile) -> Iterator[Complaint]:
@@ -249,10 +330,10 @@ def _known_within(profile: Profile) -> Iterator[Complaint]:
     for index, known in enumerate(profile.known):
         for name, value in known.flags.items():
             place: KeyPath = ("known", index, "flags", name)
-            fixed = profile.flags.get(name)
+            where, fixed = _fixed(profile, name)
             bounds = profile.search.get(name)
             if fixed is not None and fixed != value:
-                yield place, f"flags fixes {name} to another value, {yaml_file.describe(fixed)}"
+                yield place, f"{where} fixes {name} to another value, {yaml_file.describe(fixed)}"
             if bounds is None:
                 continue
             if isinstance(bounds, Choices):
@@ -260,6 +341,13 @@ def _known_within(profile: Profile) -> Iterator[Complaint]:
                     yield place, f"is none of the choices of search.{name}"
             elif not isinstance(value, int | float) or not bounds.low <= value <= bounds.high:
                 yield place, f"is outside search.{name}, {bounds.low} to {bounds.high}"
+
+
+def _fixed(profile: Profile, name: str) -> tuple[str, FlagSetting | None]:
+    """What every configuration has of a setting, and where it says so."""
+    if name.startswith(VARIABLE):
+        return "env", profile.env.get(name.removeprefix(VARIABLE))
+    return "flags", profile.flags.get(name)
 
 
 def _context(profile: Profile) -> Iterator[Complaint]:
@@ -273,32 +361,43 @@ def _context(profile: Profile) -> Iterator[Complaint]:
 
 _CHECKS_OF_KNOWN: tuple[_Check, ...] = (
     ({"flags", "search", "known", "workload"}, _users),
-    ({"flags", "search", "known"}, _known_within),
+    ({"flags", "env", "search", "known"}, _known_within),
 )
 
 
 def _secrets(profile: Profile) -> Iterator[Complaint]:
     for name, value in profile.env.items():
-        if _SECRET_NAME.fullmatch(name) and not _NO_SECRET.fullmatch(value):
-            hub = " (the hub's: hf auth login, or env.HF_TOKEN_PATH with the path of a 0600 file)"
-            yield (
-                ("env", name),
-                "a secret may not stand here, for records of studies and units can be read by everybody; "
-                f"export {name} in the shell that runs tune, and give it to a service by a 0600 file: "
-                "systemctl edit SERVICE, then [Service] and EnvironmentFile=/path/to/that/file"
-                + (hub if name in _HUB_TOKENS else ""),
-            )
+        if _is_secret(name, value):
+            yield ("env", name), _secret(name)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_SECRET_NAME.fullmatch(name)) and not _NO_SECRET.fullmatch(value)
+
+
+def _secret(name: str) -> str:
+    hub = " (the hub's: hf auth login, or env.HF_TOKEN_PATH with the path of a 0600 file)"
+    return (
+        "a secret may not stand here, for records of studies and units can be read by everybody; "
+        f"export {name} in the shell that runs tune, and give it to a service by a 0600 file: "
+        "systemctl edit SERVICE, then [Service] and EnvironmentFile=/path/to/that/file"
+        + (hub if name in _HUB_TOKENS else "")
+    )
 
 
 _CHECKS: tuple[_Check, ...] = (
     ({"card"}, _card),
     ({"env"}, _secrets),
     ({"model", "speculation"}, _models),
+    ({"model", "speculation"}, _drafts),
+    ({"model", "speculation", "search", "known"}, _methods),
     ({"service"}, _service),
     ({"flags", "search"}, _flags),
+    ({"env", "search"}, _env),
+    *(({part}, partial(_variables, part=part)) for part in ("search", "known")),
     *(({part, "engine"}, partial(_engine_flags, part=part)) for part in ("flags", "search", "known")),
     *(
-        ({part, "speculation"}, partial(_speculative_flags, part=part))
+        ({part, "speculation", "search"}, partial(_speculative_flags, part=part))
         for part in ("flags", "search", "known")
     ),
     ({"model", "workload"}, _context),

@@ -1,8 +1,8 @@
 """One document laid over another.
 
 Keys with values are merged key by key; anything else is replaced; ``null`` takes a key out. In ``search``, a
-list of choices and a range replace each other whole. A flag fixed above is no longer searched below, and the
-other way round.
+list of choices and a range replace each other whole. A flag, variable or method fixed above is no longer
+searched below, and a flag or variable searched above is no longer fixed below.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from dflash_deploy import yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.profile.schema import METHOD, VARIABLE
 from dflash_deploy.yaml_file import Document, KeyPath, Origin, Problem, YamlValue
 
-_ENVIRONMENT = "env"
+_ENVIRONMENT, _SEARCH = "env", "search"
 SETTING = "--set "
 """How the source of a value that was given on the command line begins."""
 
@@ -22,15 +23,30 @@ SETTING = "--set "
 def merge(below: Document, above: Document) -> Document:
     """``above`` laid over ``below``; every value keeps the place where it was written."""
     if isinstance(above.value, dict):
-        for name, other in (("flags", "search"), ("search", "flags")):
-            decided = above.value.get(name)
-            for flag in decided if isinstance(decided, dict) else ():
-                below = _without(below, (other, flag))
+        for place in _decided(above.value):
+            below = _without(below, place)
     value = _merged(below.value, above.value, ())
     origins: dict[KeyPath, Origin] = {}
     for key in _paths(value, ()):
         origins[key] = above.origins[key] if key in above.origins else below.origin(key)
     return Document(value, origins)
+
+
+def _decided(above: dict[str, YamlValue]) -> Iterator[tuple[str, str]]:
+    """Places below that what stands above has decided in another way."""
+    for part in ("flags", _ENVIRONMENT, _SEARCH, "speculation"):
+        names = above.get(part)
+        for name in names if isinstance(names, dict) else ():
+            if part == "flags":
+                yield _SEARCH, name
+            elif part == _ENVIRONMENT:
+                yield _SEARCH, f"{VARIABLE}{name}"
+            elif part == _SEARCH and name.startswith(VARIABLE):
+                yield _ENVIRONMENT, name.removeprefix(VARIABLE)
+            elif part == _SEARCH:
+                yield "flags", name
+            elif name == METHOD:
+                yield _SEARCH, METHOD
 
 
 def override(document: Document, setting: str) -> Document:
@@ -48,6 +64,9 @@ def override(document: Document, setting: str) -> Document:
         )
     if len(parts) > yaml_file.MAX_DEPTH:
         raise DeployError(f"--set {name[:80]}: too many parts in the key", exit_code=ExitCode.USAGE)
+    if parts[:2] == [_SEARCH, _ENVIRONMENT] and len(parts) > 2:
+        # The one key that has a dot in itself.
+        parts[1:3] = [f"{VARIABLE}{parts[2]}"]
     source = f"{SETTING}{name}"
     key: KeyPath = tuple(parts)
     try:
@@ -93,7 +112,7 @@ def without_items(document: Document, key: str, indexes: Container[int]) -> Docu
 def _merged(below: YamlValue, above: YamlValue, key: KeyPath) -> YamlValue:
     if not isinstance(above, dict) or not isinstance(below, dict):
         return above
-    if len(key) == 2 and key[0] == "search" and ("choices" in above) != ("choices" in below):
+    if len(key) == 2 and key[0] == _SEARCH and ("choices" in above) != ("choices" in below):
         return above
     merged = dict(below)
     for name, value in above.items():

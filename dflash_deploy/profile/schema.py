@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from dflash_deploy.engine.sglang.command import Method
 from dflash_deploy.yaml_file import describe
 
 if TYPE_CHECKING:
@@ -99,6 +100,20 @@ FlagName = Annotated[
     ),
 ]
 
+VARIABLE = "env."
+"""How the name of a setting begins that is a variable of the server's environment."""
+METHOD = "method"
+"""The setting that says how draft tokens are made."""
+
+SettingName = Annotated[
+    str,
+    _like(
+        r"[a-z][a-z0-9]*(-[a-z0-9]+)*|env\.[A-Za-z_][A-Za-z0-9_]*",
+        "a flag's full name without dashes in front, as mem-fraction-static, or env.NAME for a variable of "
+        "the server's environment",
+    ),
+]
+
 EnvName = Annotated[str, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 
 
@@ -107,6 +122,22 @@ def _as_written(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
+
+
+def _variables_as_written(value: object) -> object:
+    """Settings, or what is searched of them, with the values of variables as text."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _text_of(one) if isinstance(name, str) and name.startswith(VARIABLE) else one
+        for name, one in value.items()
+    }
+
+
+def _text_of(value: object) -> object:
+    if isinstance(value, dict) and isinstance(value.get("choices"), list):
+        return {**value, "choices": [_as_written(choice) for choice in value["choices"]]}
+    return _as_written(value)
 
 
 EnvValue = Annotated[
@@ -140,12 +171,14 @@ class Speculation(_Part):
     """How draft tokens are made.
 
     ``draft`` and ``draft_path`` are to the draft what ``Model.target`` and ``Model.path`` are to the target.
-    A draft inside the target's checkpoint (``mtp``) needs neither.
+    A draft inside the target's checkpoint (``mtp``) needs neither. ``drafts`` are those of other methods that
+    are tried (``search.method``, ``compare``), where the known one for the target is not wanted.
     """
 
-    method: Literal["none", "ngram", "mtp", "dspark", "dflash"] = "none"
+    method: Method = "none"
     draft: Place | None = None
     draft_path: Place | None = None
+    drafts: dict[Literal["dspark", "dflash"], Place] = {}
 
 
 class Engine(_Part):
@@ -236,11 +269,14 @@ Bounds = Annotated[
 
 
 class KnownSetting(_Part):
-    """A setting that somebody tuned by hand: tried first, and the mark to beat."""
+    """A setting that somebody tuned by hand: tried first, and the mark to beat.
+
+    Its ``flags`` may name a ``method``, where methods are searched, and variables (``env.NAME``).
+    """
 
     name: Line
     source: Line
-    flags: dict[FlagName, FlagSetting]
+    flags: Annotated[dict[SettingName, FlagSetting], BeforeValidator(_variables_as_written)]
 
 
 class Measure(_Part):
@@ -310,7 +346,7 @@ class Profile(_Part):
     objective: Objective
     flags: dict[FlagName, FlagSetting] = {}
     env: dict[EnvName, EnvValue] = {}
-    search: dict[FlagName, Bounds]
+    search: Annotated[dict[SettingName, Bounds], BeforeValidator(_variables_as_written)]
     known: list[KnownSetting] = []
     measure: Measure = Measure()
     service: Service
