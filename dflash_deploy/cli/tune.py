@@ -127,7 +127,7 @@ def tune(
     once; --resume goes on from there.
     A long study may be left alone: --detach, then --attach to look at it and --stop to end it.
     """
-    from dflash_deploy.deploy.lend import give_back_lost, lent
+    from dflash_deploy.deploy.lend import give_back_lost, lent, not_back
     from dflash_deploy.deploy.systemctl import Systemd
     from dflash_deploy.server.orphans import end_orphans
     from dflash_deploy.tune.detached import LOG, how_to_look, leave_terminal
@@ -182,6 +182,8 @@ def tune(
         folder, study = opened.folder, opened.study
         if meeting is not None:
             meeting.keep(folder)
+        # While there is somebody to be told.
+        holders = _holders(opened.rig.index, may_stop=stop_service)
         if detach and (tuner := leave_terminal(folder)) is not None:
             typer.echo("\n".join([*how_to_look(study, tuner), f"its log:    {folder / LOG}"]))
             return
@@ -189,7 +191,7 @@ def tune(
             screen.note(f"study {study.name} in {folder}")
             effort = Effort(trials, minutes, least_gain / 100, target)
             try:
-                with lent(_holders(opened.rig.index, may_stop=stop_service), Systemd, screen.note):
+                with lent(holders, Systemd, screen.note) as not_started:
                     records, ending = run_study(
                         folder,
                         study,
@@ -209,6 +211,8 @@ def tune(
             typer.echo(line, err=json)
         if json:
             typer.echo(summary.model_dump_json())
+    if not_started:
+        raise not_back(not_started)
     if ending == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if summary.best is None:
@@ -222,7 +226,7 @@ def _holders(gpu: int | None, *, may_stop: bool) -> tuple[Unit, ...]:
 
     if gpu is None:
         return ()
-    units = units_of([process.pid for process in gpu_processes(gpu) or ()])
+    units = units_of(gpu_processes(gpu) or ())
     require_consent(units, given=may_stop)
     return units
 

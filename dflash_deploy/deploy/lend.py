@@ -4,7 +4,7 @@ What was stopped is written down before it is stopped; a tool that was killed me
 the next run starts the service again.
 
 ```
-<state>/lent.json
+<state>/lent/<process>-<its start>.json      of one borrower: others may have other cards
 ```
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.machine.gpu import GpuProcess
 from dflash_deploy.paths import state_dir
 from dflash_deploy.server.processes import Identity, alive, boot_id, identity_of, pid_namespace
 
@@ -33,6 +34,8 @@ Kind = Literal["system", "user"]
 class Manager(Protocol):
     """What is asked of systemd (``systemctl.Systemd``)."""
 
+    def known(self, unit: str) -> bool: ...  # noqa: D102
+    def active(self, unit: str) -> str: ...  # noqa: D102
     def start(self, unit: str) -> bool: ...  # noqa: D102
     def stop(self, unit: str) -> None: ...  # noqa: D102
 
@@ -75,10 +78,11 @@ def unit_of(pid: int, *, proc: Path = Path("/proc")) -> Unit | None:
     return None
 
 
-def units_of(pids: Sequence[int]) -> tuple[Unit, ...]:
-    """The services of some processes, each once; our own is none of them."""
+def units_of(processes: Iterable[GpuProcess]) -> tuple[Unit, ...]:
+    """The services that compute on a card, each once; our own is none of them, nor is the desktop."""
     own = unit_of(os.getpid())
-    found = dict.fromkeys(unit for pid in pids if (unit := unit_of(pid)) is not None)
+    computing = [one.pid for one in processes if one.kind != "graphics" and not one.desktop]
+    found = dict.fromkeys(unit for pid in computing if (unit := unit_of(pid)) is not None)
     return tuple(unit for unit in found if unit != own)
 
 
@@ -98,63 +102,84 @@ def require_consent(units: Sequence[Unit], *, given: bool) -> None:
 
 
 @contextmanager
-def lent(units: Sequence[Unit], managers: Managers, tell: Callable[[str], None]) -> Iterator[None]:
+def lent(units: Sequence[Unit], managers: Managers, tell: Callable[[str], None]) -> Iterator[list[Unit]]:
     """Stop services, and start them again at the end.
 
+    Gives a list that holds, in the end, those that did not start again.
+
     Raises:
-        DeployError: one cannot be stopped or started, or what is to be stopped cannot be written down.
+        DeployError: one cannot be stopped, or what is to be stopped cannot be written down.
     """
+    failed: list[Unit] = []
     if not units:
-        yield
+        yield failed
         return
     identity = identity_of(os.getpid()) or Identity(os.getpid(), 0)
     record = Lent(units=tuple(units), borrower=identity, boot_id=boot_id(), pid_namespace=pid_namespace())
-    write_atomic(_path(), record.model_dump_json() + "\n")
+    path = _folder() / f"{identity.pid}-{identity.start_ticks}.json"
+    try:
+        write_atomic(path, record.model_dump_json() + "\n")
+    except OSError as error:
+        raise DeployError(
+            f"{path} cannot be written, and without it a service would stay stopped if this run were killed: "
+            f"{error.strerror}",
+            fix="make room and check permissions there, or set XDG_STATE_HOME to another folder",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
     try:
         for unit in units:
             tell(f"stopping {unit.name}; it is started again when the study is over")
             managers(unit.manager).stop(unit.name)
-        yield
+        yield failed
     finally:
-        for sentence in _give_back(record, managers):
-            tell(sentence)
+        for unit in units:
+            said, well = _start_again(unit, managers(unit.manager))
+            tell(said)
+            if not well:
+                failed.append(unit)
+        path.unlink(missing_ok=True)
 
 
-def give_back_lost(managers: Managers) -> tuple[str, ...]:
-    """Start again what a run that is no more had stopped.
-
-    Returns:
-        One sentence for each service.
-
-    Raises:
-        DeployError: one does not start.
-    """
-    try:
-        record = Lent.model_validate_json(read_regular(_path(), most_bytes=_LARGEST_BYTES))
-    except (OSError, ValidationError):
-        return ()
-    if record.boot_id == boot_id() and (record.pid_namespace != pid_namespace() or alive(record.borrower)):
-        return ()
-    return tuple(_give_back(record, managers))
-
-
-def _give_back(record: Lent, managers: Managers) -> Iterator[str]:
-    failed = []
-    for unit in record.units:
-        if managers(unit.manager).start(unit.name):
-            yield f"{unit.name} is started again"
-        else:
-            failed.append(unit.name)
-    if failed:
-        # The record stays: the next run tries again.
-        raise DeployError(
-            f"{', '.join(failed)} was stopped for a study and does not start again",
-            fix=f"systemctl status {failed[0]}, then run any dflash-deploy tune: it tries again",
-            exit_code=ExitCode.FAILED,
-        )
-    with suppress(FileNotFoundError):
-        _path().unlink()
+def give_back_lost(managers: Managers) -> Iterator[str]:
+    """Start again what lost runs had stopped; a sentence for each service, also where it fails."""
+    for path in sorted(_folder().glob("*.json")):
+        try:
+            record = Lent.model_validate_json(read_regular(path, most_bytes=_LARGEST_BYTES))
+        except (OSError, ValidationError):
+            continue
+        if record.boot_id == boot_id() and (
+            record.pid_namespace != pid_namespace() or alive(record.borrower)
+        ):
+            continue
+        for unit in record.units:
+            try:
+                yield _start_again(unit, managers(unit.manager))[0]
+            except DeployError as error:
+                yield f"{unit.name} was stopped for a study: {error.message}"
+        # Whatever came of it has been told: a service that does not start must not keep anybody from tuning.
+        path.unlink(missing_ok=True)
 
 
-def _path() -> Path:
-    return state_dir() / "lent.json"
+def not_back(units: Sequence[Unit]) -> DeployError:
+    """The error for services that did not start again."""
+    first = units[0]
+    scope = "--user " if first.manager == "user" else ""
+    return DeployError(
+        f"{', '.join(unit.name for unit in units)} was stopped for the study and does not start again",
+        fix=f"journalctl {scope}-u {first.name} -n 50; then systemctl {scope}start {first.name}",
+    )
+
+
+def _start_again(unit: Unit, manager: Manager) -> tuple[str, bool]:
+    """What came of it, and whether it is as it should be."""
+    if not manager.known(unit.name):
+        return f"{unit.name} was stopped for a study, and is not there any more", True
+    if manager.active(unit.name) == "active":
+        return f"{unit.name} runs", True
+    if manager.start(unit.name):
+        return f"{unit.name} is started again", True
+    return f"{unit.name} was stopped for a study, and does not start: {not_back([unit]).fix}", False
+
+
+def _folder() -> Path:
+    return state_dir() / "lent"
