@@ -122,8 +122,8 @@ def checked(spec: UnitSpec) -> UnitSpec:
     if secret := next((name for name, value in spec.env.items() if value and _secret(name)), None):
         raise _wrong(
             f"the variable {secret} would stand in a file that every user of the machine can read",
-            f"leave {secret} out of the profile's env: fetch models with it beforehand (hf download), or give it "
-            "to the unit alone by an EnvironmentFile= of mode 0600 in a drop-in (systemctl edit)",
+            f"leave {secret} out of the profile's env: fetch models with it beforehand (hf download), or "
+            "give it to the unit alone by an EnvironmentFile= of mode 0600 in a drop-in (systemctl edit)",
         )
     if not spec.api_key_file and not _is_loopback(spec.host):
         raise _wrong(

@@ -250,6 +250,52 @@ def test_a_key_is_seen_nowhere_and_health_has_it_all_the_same(box: Path):
     assert "box: healthy (simulated)" in (box / "status-said").read_text()
 
 
+def test_a_model_in_a_persons_cache_is_served_from_there_once_the_service_may_read_it(box: Path):
+    # As another person's study has it, and in the home folder that a person has today.
+    study(box / "hub", time_scale=100, **{"model-path": "org/model"})
+    boot(
+        box,
+        _START
+        + """
+        useradd --create-home person; chmod 700 /home/person
+        cache=/home/person/.cache/huggingface
+        repository=$cache/hub/models--org--model
+        commit=0123456789abcdef0123456789abcdef01234567
+        snapshot=$repository/snapshots/$commit
+        mkdir -p $repository/{blobs,refs} $snapshot
+        printf $commit > $repository/refs/main
+        for name in config.json model.safetensors; do
+          echo '{}' > $repository/blobs/$name; chmod 600 $repository/blobs/$name
+          ln -s ../../blobs/$name $snapshot/$name
+        done
+        chown -R person: /home/person
+        export SUDO_USER=person
+        install hub > /box/closed 2>&1; echo $? > /box/status
+        ls -d /var/lib/dflash-deploy/services 2>/dev/null && exit 10
+        install hub --run-as person > /box/person 2>&1 || { cat /box/person; exit 11; }
+        ps -o user= -p $(main_pid) > /box/users
+        eval "$(sed -n 's/^  fix: //p' /box/closed | sed 's/; or install.*//')" || exit 12
+        install hub > /box/said 2>&1 || { cat /box/said; exit 13; }
+        served > /box/served
+        journalctl -u $unit -o cat | grep '^read' > /box/read
+        # The cache is another's: the service cannot change it.
+        find $cache -newer /box/closed -not -user person > /box/changed
+        systemctl stop $unit
+        exit 0
+        """,
+    )
+    assert _lines(box / "status") == ["5"]
+    closed = " ".join((box / "closed").read_text().split())
+    assert "may not read the model org/model: /home/person" in closed
+    assert "or install it with --run-as person" in closed
+    assert _lines(box / "users") == ["person"]
+    assert _lines(box / "served") == ["hub"]
+    read = _lines(box / "read")
+    assert len({line.split()[-1] for line in read}) == 2, "the person, then the user that systemd makes"
+    assert all("bytes of 2 files in /home/person/.cache/huggingface/hub" in line for line in read)
+    assert _lines(box / "changed") == []
+
+
 def test_a_persons_own_service(box: Path):
     boot(
         box,
