@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dflash_deploy.server.processes import Identity, alive, boot_id, end, members, pid_namespace
 from dflash_deploy.server.records import ServerRecord, read_records, remove_record
-from dflash_deploy.server.shared_memory import remove_leftovers
+from dflash_deploy.server.shared_memory import held_by, remove_leftovers
 from dflash_deploy.server.temp_dir import remove_temp_dir
 
 _NOBODY = Identity(0, 0)
@@ -27,11 +27,13 @@ def end_orphans() -> tuple[str, ...]:
         stubborn = False
         if same_boot:
             main = record.server or _NOBODY
-            if members(main, record.token, record.children):
+            segments = set(record.segments)
+            if family := members(main, record.token, record.children):
+                segments |= held_by(one.pid for one in family)
                 left = end(main, record.token, record.children)
                 stubborn = bool(left)
                 sentences.append("; ".join((_describe(record), *left)))
-            remove_leftovers(record.started_s)
+            remove_leftovers(segments)
         if not stubborn:
             remove_temp_dir(record.temp_dir, record.token)
             remove_record(record.token)

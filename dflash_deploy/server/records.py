@@ -31,6 +31,7 @@ class ServerRecord(BaseModel):
         tool: the process of the tool that owns the server.
         server: the main process, None in the moment before it is started.
         children: the server's other processes as they stood when it was ready.
+        segments: names of files in shared memory that its processes were seen to hold.
         started_s: seconds since the epoch.
     """
 
@@ -43,6 +44,7 @@ class ServerRecord(BaseModel):
     tool: Identity
     server: Identity | None = None
     children: tuple[Identity, ...] = ()
+    segments: tuple[str, ...] = ()
     command: tuple[str, ...]
     host: str
     port: int

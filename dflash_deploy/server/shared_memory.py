@@ -1,35 +1,44 @@
-"""Shared-memory files that an engine leaves behind."""
+"""Shared-memory files that an engine leaves behind.
+
+Their names tell no owner (a random word each), and the same person may have other servers that start or run.
+So a file counts as a server's only where one of its processes was seen to hold it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+_PROC = Path("/proc")
 _FOLDER = Path("/dev/shm")  # noqa: S108
 _PREFIXES = ("sglang_loads_", "sgl_shm_", "sem.mp-")
 """SGLang's load snapshots (left by every server, also after a clean end) and shared buffers, and the
 semaphores of Python's multiprocessing."""
 
 
-def remove_leftovers(since_s: float) -> tuple[str, ...]:
-    """Remove the files that a server which has ended left in shared memory.
+def held_by(pids: Iterable[int]) -> frozenset[str]:
+    """Names of an engine's shared-memory files that these processes have open or mapped."""
+    held = {Path(path) for pid in pids for path in _held(_PROC / str(pid))}
+    return frozenset(path.name for path in held if path.parent == _FOLDER and path.name.startswith(_PREFIXES))
 
-    A file is the server's if it has an engine's name, is ours, was last changed after ``since_s``, and no
-    process holds it any more: a running server holds its own open, and what an older one left is older.
+
+def remove_leftovers(seen: Iterable[str]) -> tuple[str, ...]:
+    """Remove what a server that has ended left in shared memory.
 
     Args:
-        since_s: when the server started, in seconds since the epoch.
+        seen: names that its processes were seen to hold. A file that any process still holds stays.
 
     Returns:
         Files that could not be removed, in words.
     """
-    candidates = [path for path in _listed() if _is_ours(path, since_s)]
-    if not candidates:
+    left = [_FOLDER / name for name in sorted(seen) if name.startswith(_PREFIXES) and "/" not in name]
+    left = [path for path in left if _is_ours(path)]
+    if not left:
         return ()
-    held = set(_held_files())
+    held = {path for process in _PROC.iterdir() if process.name.isdecimal() for path in _held(process)}
     stubborn = []
-    for path in candidates:
+    for path in left:
         if str(path) not in held:
             try:
                 path.unlink(missing_ok=True)
@@ -38,34 +47,23 @@ def remove_leftovers(since_s: float) -> tuple[str, ...]:
     return tuple(stubborn)
 
 
-def _listed() -> list[Path]:
+def _is_ours(path: Path) -> bool:
     try:
-        return sorted(path for path in _FOLDER.iterdir() if path.name.startswith(_PREFIXES))
-    except OSError:
-        return []
-
-
-def _is_ours(path: Path, since_s: float) -> bool:
-    try:
-        status = path.lstat()
+        return path.lstat().st_uid == os.getuid()
     except OSError:
         return False
-    return status.st_uid == os.getuid() and status.st_ctime >= since_s
 
 
-def _held_files() -> Iterator[str]:
-    """Shared-memory files that some process has open or mapped, as far as can be seen."""
-    folder = str(_FOLDER)
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
-        try:
-            for line in (process / "maps").read_text(errors="replace").splitlines():
-                if folder in line:
-                    yield line[line.index(folder) :]
-            for descriptor in (process / "fd").iterdir():
-                target = str(descriptor.readlink())
-                if target.startswith(folder):
-                    yield target
-        except OSError:
-            continue
+def _held(process: Path) -> Iterator[str]:
+    """What a process holds in shared memory, as far as can be seen."""
+    folder = f"{_FOLDER}/"
+    try:
+        for line in (process / "maps").read_text(errors="replace").splitlines():
+            if folder in line:
+                yield line[line.index(folder) :]
+        for descriptor in (process / "fd").iterdir():
+            target = str(descriptor.readlink())
+            if target.startswith(folder):
+                yield target
+    except OSError:
+        return

@@ -129,6 +129,24 @@ def test_server_of_a_tool_killed_in_the_moment_of_the_start(start, record):
     assert process.wait(60) < 0
 
 
+def test_shared_memory_that_was_theirs_goes_and_no_other(start, record, own_shared_memory):
+    names = [f"sglang_loads_{name}_0badcafe.shm" for name in ("held", "recorded", "another")]
+    for name in names:
+        (own_shared_memory / name).touch()
+    outside = own_shared_memory.parent / f"{own_shared_memory.name}.outside"
+    outside.touch()
+    holds = f"held = open({str(own_shared_memory / names[0])!r}); {SLEEP[-1]}"
+    _, identity, _ = start([*SLEEP[:-1], holds], TOKEN)
+    # A record is a file that anybody of this account may have written.
+    record(server=identity, segments=(names[1], "../" + outside.name, "sgl_shm_/../../x", "unknown"))
+    try:
+        assert len(end_orphans()) == 1
+        assert [path.name for path in own_shared_memory.iterdir()] == [names[2]]
+        assert outside.exists()
+    finally:
+        outside.unlink()
+
+
 def test_recycled_pid_is_left_alone(start, record):
     process, identity, _ = start(FAMILY)
     record(server=Identity(identity.pid, identity.start_ticks - 1))

@@ -289,6 +289,8 @@ class TestStop:
     def test_shared_memory_of_the_server_is_removed_and_only_that(self, launch, tmp_path, own_shared_memory):
         older = own_shared_memory / "sglang_loads_older_test_0.shm"
         held = own_shared_memory / "sglang_loads_held_test_0.shm"
+        # Of a second server that is about to open it.
+        starting = own_shared_memory / "sglang_loads_starting_test_0.shm"
         one = launch("shared-memory")
         one = replace(one, argv=(*one.argv, "--shared-memory", str(own_shared_memory)))
         older.touch()
@@ -298,15 +300,28 @@ class TestStop:
                 server.start()
                 held_file.write("somebody else's")
                 held_file.flush()
+                starting.touch()
                 ours = list(own_shared_memory.glob(f"sglang_loads_{server.pid:012x}_*"))
                 assert len(ours) == 1
                 assert server.stop().leftovers == ()
                 assert held.exists()
             assert not ours[0].exists()
             assert older.exists()
+            assert starting.exists()
         finally:
             older.unlink()
             held.unlink()
+            starting.unlink()
+
+    def test_also_that_of_a_server_that_died_by_itself(self, launch, tmp_path, own_shared_memory):
+        one = launch("shared-memory")
+        one = replace(one, argv=(*one.argv, "--shared-memory", str(own_shared_memory)))
+        with Server(one, tmp_path / "run") as server:
+            server.start()
+            os.kill(server.pid, signal.SIGKILL)
+            wait_until(lambda: not server.alive, "the death")
+            assert len(list(own_shared_memory.iterdir())) == 1
+        assert list(own_shared_memory.iterdir()) == []
 
     def test_port_that_another_process_took_is_told(self, launch, tmp_path):
         wanted = launch()
