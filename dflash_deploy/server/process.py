@@ -18,7 +18,7 @@ from threading import RLock
 from types import TracebackType
 from typing import IO, Self
 
-from dflash_deploy.engine.boot import BootRecord
+from dflash_deploy.engine.boot import BootRecord, Stage
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.engine.sglang.bootlog import Progress
 from dflash_deploy.errors import DeployError, ExitCode
@@ -31,7 +31,7 @@ from dflash_deploy.server.ports import holder_of, require_free
 from dflash_deploy.server.processes import TOKEN_VARIABLE, Identity
 from dflash_deploy.server.readiness import wait_until_ready
 from dflash_deploy.server.records import ServerRecord, remove_record, write_record
-from dflash_deploy.server.shared_memory import remove_leftovers
+from dflash_deploy.server.shared_memory import held_by, remove_leftovers
 from dflash_deploy.server.temp_dir import make_temp_dir, remove_temp_dir
 from dflash_deploy.server.vram import CardUse, not_returned, read_use
 
@@ -93,6 +93,7 @@ class Server:
         self._output: int | None = None
         self._record: ServerRecord | None = None
         self._vram_before: Mapping[int, CardUse] = {}
+        self._stage: Stage | None = None
         self._report: StopReport | None = None
 
     @property
@@ -168,12 +169,12 @@ class Server:
                 self._deadlines,
                 exit_status=lambda: self.exit_status,
                 stopped=lambda: self._state is not State.STARTING,
-                on_progress=self._on_progress,
+                on_progress=self._follow,
             )
             with self._stopping:
                 if isinstance(outcome, Served) and self._state is State.STARTING:
                     self._state = State.SERVING
-                    self._note_children()
+                    self._note_family()
         except BaseException:
             self.stop(grace_s=0)
             raise
@@ -198,6 +199,8 @@ class Server:
             self._state = State.STOPPING
             graceful = False
             try:
+                with suppress(DeployError):  # a full disk: the record stays as it was
+                    self._note_segments(self._family())
                 graceful = self._ask_to_end(grace_s)
             finally:  # a second Ctrl-C ends the patience, not the stop
                 leftovers = self._clean_up()
@@ -280,11 +283,30 @@ class Server:
     def _environment(self) -> dict[str, str]:
         return {"PYTHONUNBUFFERED": "1", **os.environ, **self._launch.env}
 
-    def _note_children(self) -> None:
+    def _follow(self, progress: Progress) -> None:
+        """Each stage of the start."""
+        if progress.stage != self._stage:
+            self._stage = progress.stage
+            self._note_segments(self._family())
+        if self._on_progress:
+            self._on_progress(progress)
+
+    def _note_family(self) -> None:
         """Put those that run now on record; they may not be recognised once the main process is gone."""
-        if self._main:
-            family = processes.members(self._main, self._token, self._printing())
-            self._update_record(children=tuple(child for child in family if child != self._main))
+        family = self._family()
+        self._update_record(children=tuple(child for child in family if child != self._main))
+        self._note_segments(family)
+
+    def _family(self) -> tuple[Identity, ...]:
+        return processes.members(self._main, self._token, self._printing()) if self._main else ()
+
+    def _note_segments(self, family: tuple[Identity, ...]) -> None:
+        """What they hold in shared memory; nothing else tells afterwards that it was theirs."""
+        if self._record is None:
+            return
+        found = {*self._record.segments, *held_by(one.pid for one in family)}
+        if len(found) > len(self._record.segments):
+            self._update_record(segments=tuple(sorted(found)))
 
     def _printing(self) -> tuple[Identity, ...]:
         """Those that print where the server does, even if nothing else ties them to it any more."""
@@ -330,7 +352,7 @@ class Server:
             *left,
             *(self._taken_port() if self._main else ()),
             *not_returned(self._vram_before, self._environment(), within_s=_SETTLE_S),
-            *remove_leftovers(self._record.started_s),
+            *remove_leftovers(self._record.segments),
             *remove_temp_dir(self._record.temp_dir, self._token),
         )
         if not left:  # else the next run finds it by its record
