@@ -33,7 +33,7 @@ from dflash_deploy.machine.cards import Card, load_card
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.profile.schema import FlagSetting, Goal, Profile
 from dflash_deploy.tune.feasible import Forecaster
-from dflash_deploy.tune.launching import model_flags
+from dflash_deploy.tune.launching import shared_flags
 from dflash_deploy.tune.learned import Experience, ran_out
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.search import Proposal, Rate, Search, Stop
@@ -74,7 +74,7 @@ class Landscape:
         return self.trials.run(settings)
 
     def holds(self, record: TrialRecord) -> bool:
-        shared = model_flags(self.profile, simulated=True)
+        shared = shared_flags(self.profile, simulated=True)
         return self.trials.holds({flag: value for flag, value in record.flags.items() if flag not in shared})
 
     def known(self) -> list[Settings]:
@@ -156,7 +156,7 @@ def ours(
     """The search of ``dflash-deploy tune``."""
     rate: Rate = land.rate if prior else (lambda _: None)
     known = [Proposal(one, "known", "") for one in land.known()] if warm else []
-    shared = model_flags(land.profile, simulated=True)
+    shared = shared_flags(land.profile, simulated=True)
     goal = land.profile.objective.optimize
     search = kind(
         land.space,
@@ -177,9 +177,7 @@ def ours(
             record = land.trials.proven(record, proposal.proves, proposal.settings)
         elif halving and lost_in_first(record, best_of(land.profile, records), goal):
             record = land.trials.cut(record)
-        lesson = search.forecaster.lesson(record)
-        if lesson is not None:
-            search.forecaster = search.forecaster.corrected(lesson.terms)
+        search.forecaster = search.forecaster.after(record)
         search.tell(record)
         records.append(record)
     chosen = best_of(land.profile, records)

@@ -16,7 +16,7 @@ from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.errors import DeployError
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.simulator.virtual import Ask, Round, VirtualRun, run_virtual
-from dflash_deploy.tune.launching import model_flags, values
+from dflash_deploy.tune.launching import shared_flags, values, variables
 from dflash_deploy.tune.records import Proof, TrialRecord
 from dflash_deploy.tune.space import key_of
 from dflash_deploy.tune.trial import Verdict, degradation, judge
@@ -44,7 +44,7 @@ class VirtualCard:
     _held: dict[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._shared = model_flags(self.profile, simulated=True)
+        self._shared = shared_flags(self.profile, simulated=True)
 
     def run(
         self, settings: dict[str, FlagSetting], *, number: int = 1, source: str = "search"
@@ -107,7 +107,7 @@ class VirtualCard:
             card=self.card,
             seed=self.seed,
             version=version,
-            env=dict(self.profile.env),
+            env={**self.profile.env, **variables(settings)},
         )
         return self.memory_mib - run.vram_used_mib if run.served else None
 
@@ -135,7 +135,7 @@ class VirtualCard:
             card=self.card,
             seed=self.seed,
             version=profile.engine.version,
-            env=dict(profile.env),
+            env={**profile.env, **variables(settings)},
         )
         boot = read_boot_log(line for text in run.log for line in text.splitlines())
         served_s = sum(one.seconds for one in run.rounds)

@@ -142,15 +142,14 @@ def _of_text(place: str, version: str | None) -> Configuration:
 
 def _of_profile(name: str, version: str | None) -> Configuration:
     from dflash_deploy.profile.load import load_profile
-    from dflash_deploy.tune.launching import model_flags, values
+    from dflash_deploy.tune.launching import configured, values, variables
 
     profile = load_profile(name)
-    flags = {**model_flags(profile, simulated=True), **profile.flags}
     notes: tuple[str, ...] = ()
-    if profile.known:
-        known = profile.known[0]
-        flags |= known.flags
+    known = profile.known[0] if profile.known else None
+    if known is not None:
         notes = (f"the profile's known setting {known.name!r} is planned; tune tries others",)
+    flags = configured(profile, known.flags if known else {}, simulated=True)
     meant = version or profile.engine.version
     argv = FlagTable.for_version(meant).spell(values(flags))
     return Configuration(
@@ -160,7 +159,7 @@ def _of_profile(name: str, version: str | None) -> Configuration:
         source=f"profile {name}",
         users=profile.workload.users,
         argv=argv,
-        env=profile.env,
+        env={**profile.env, **variables(flags)},
         notes=notes,
         card_id=profile.card,
         context_tokens=profile.workload.context_tokens,

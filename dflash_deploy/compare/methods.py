@@ -1,24 +1,16 @@
-"""From a profile to the same service with another way of making draft tokens."""
+"""The methods of a comparison: which, and what each is launched with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
-from dflash_deploy.checkpoint.cards import find_model_card, list_model_cards
 from dflash_deploy.engine.sglang.command import Method
+from dflash_deploy.engine.sglang.drafting import PREFIX, drafting
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.profile.schema import FlagSetting, Profile, Speculation
-from dflash_deploy.tune.launching import model_flags
-
-METHODS: tuple[Method, ...] = get_args(Method)
-
-_PUBLISHED: Mapping[Method, Mapping[str, FlagSetting]] = {
-    # Three steps and the target's own token: the setting that people publish figures of.
-    "mtp": {"speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 4},
-    "ngram": {"speculative-num-draft-tokens": 8},
-}
+from dflash_deploy.profile.schema import METHOD, FlagSetting, Profile
+from dflash_deploy.tune.launching import METHODS, draft_flags, method_of, target_flags
+from dflash_deploy.tune.space import Settings
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,8 @@ def arm_of(profile: Profile, method: Method, drafts: Mapping[Method, str], *, si
     """The profile's service with this method.
 
     The profile's own flags and those of its first known setting hold for every method, but for those that say
-    how drafts are made: these were tuned for the profile's own method.
+    how drafts are made: these were tuned for the method of that setting. Others are launched as figures are
+    published of them.
 
     Args:
         profile: the service.
@@ -82,36 +75,15 @@ def arm_of(profile: Profile, method: Method, drafts: Mapping[Method, str], *, si
     Raises:
         DeployError: the method needs a draft model, and none is known for this target.
     """
-    variant = profile.model_copy(update={"speculation": _speculation(profile, method, drafts.get(method))})
-    given = {**profile.flags, **(profile.known[0].flags if profile.known else {})}
-    own = profile.speculation.method == method
-    drafting = {name: value for name, value in given.items() if _drafts(name) and own}
-    flags = {
-        **{name: value for name, value in given.items() if not _drafts(name)},
-        **(drafting or _PUBLISHED.get(method, {})),
-        **model_flags(variant, simulated=simulated),
+    known: Settings = profile.known[0].flags if profile.known else {}
+    given = {name: value for name, value in {**profile.flags, **known}.items() if name != METHOD}
+    tuned = {name: value for name, value in given.items() if name.startswith(PREFIX)}
+    if method_of(profile, known) != method:
+        tuned = {}
+    flags: dict[str, FlagSetting] = {
+        **{name: value for name, value in given.items() if not name.startswith(PREFIX)},
+        **drafting(method, tuned),
+        **target_flags(profile, simulated=simulated),
+        **draft_flags(profile, method, simulated=simulated, named=drafts.get(method)),
     }
     return Arm(method, flags)
-
-
-def _drafts(flag: str) -> bool:
-    return flag.startswith("speculative-")
-
-
-def _speculation(profile: Profile, method: Method, named: str | None) -> Speculation:
-    if named is not None:
-        return Speculation(method=method, draft=named)
-    if profile.speculation.method == method:
-        return profile.speculation
-    if method in ("none", "ngram", "mtp"):
-        return Speculation(method=method)
-    target = find_model_card(profile.model.target)
-    for card in list_model_cards() if target else []:
-        # One that everybody makes for themselves has no place to be loaded from.
-        if card.method == method and card.path is not None and target and target.id in card.targets:
-            return Speculation(method=method, draft=card.id)
-    raise DeployError(
-        f"no {method} draft is known for {profile.model.target}",
-        fix=f"add --draft {method}=FOLDER-OR-HUB-NAME, or leave {method} out of --methods",
-        exit_code=ExitCode.MISSING,
-    )

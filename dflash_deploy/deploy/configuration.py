@@ -18,9 +18,10 @@ from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.profile.load import find, is_path, load_profile
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.serving_env.current import default_python
-from dflash_deploy.tune.launching import model_flags, values
+from dflash_deploy.tune.launching import configured, settings, values, variables
 from dflash_deploy.tune.records import Proof, StudyRecord, TrialRecord, read_study, read_trials
 from dflash_deploy.tune.select import best_trial, proof_of
+from dflash_deploy.tune.space import Settings
 from dflash_deploy.tune.study import find_study, studies_dir
 
 PYTHON_PLACE = Path("/opt/dflash-deploy/env/bin/python")
@@ -90,13 +91,14 @@ def of_profile(name: str) -> Configuration:
     """A profile's flags with the first setting that it knows; nothing of it was measured here."""
     profile = load_profile(name)
     known = profile.known[0] if profile.known else None
-    flags = {**model_flags(profile, simulated=False), **profile.flags, **(known.flags if known else {})}
+    given = configured(profile, known.flags if known else {}, simulated=False)
     setting = f", setting {known.name!r}: {known.source}" if known else ""
     source = f"profile {find(name).stem}{setting}"
     comments = (
         f"dflash-deploy {__version__}: {source}, SGLang {profile.engine.version}",
         "Not measured here. Tune on your own card before you rely on it.",
     )
+    profile, flags = _apart(profile, given)
     return Configuration(source, profile, flags, False, profile.engine.version, None, comments)
 
 
@@ -110,15 +112,22 @@ def of_study(study: str | None, number: int | None) -> Configuration:
     record = read_study(folder)
     trials = read_trials(folder)
     trial = _choose(record, trials, number)
+    profile, flags = _apart(record.profile, trial.flags)
     return Configuration(
         f"study {record.name}, trial {trial.number}",
-        record.profile,
-        dict(trial.flags),
+        profile,
+        flags,
         record.simulated,
         record.engine_version,
         trial,
         _evidence(record, trial, proof_of(trial, trials)),
     )
+
+
+def _apart(profile: Profile, given: Settings) -> tuple[Profile, dict[str, FlagSetting]]:
+    """The profile with a configuration's variables among its own, and the flags as the engine reads them."""
+    env = {**profile.env, **variables(given)}
+    return profile.model_copy(update={"env": env}), settings(values(given))
 
 
 def unit_spec(

@@ -21,7 +21,8 @@ from dflash_deploy.plan import advice as plan_advice
 from dflash_deploy.plan.terms import terms_for
 from dflash_deploy.plan.vram import Question, plan
 from dflash_deploy.profile.schema import Profile
-from dflash_deploy.tune.launching import model_flags, values
+from dflash_deploy.tune.launching import configured, method_of, values, variables
+from dflash_deploy.tune.space import Settings
 
 _TOLD = 3
 
@@ -82,7 +83,7 @@ def flags(subject: Subject) -> Answer | None:
         flags=wanted,
         version=version,
         users=profile.workload.users,
-        env=profile.env,
+        env={**profile.env, **variables(_first_known(profile))},
         model=model,
         card_memory_mib=machine.memory_mib if machine else None,
         compute_capability=machine.card.compute_capability if machine and machine.card else None,
@@ -136,7 +137,7 @@ def budget(subject: Subject) -> Answer | None:
         version=version,
         users=profile.workload.users,
         other_mib=machine.used_mib,
-        env=profile.env,
+        env={**profile.env, **variables(_first_known(profile))},
         terms=prior if kept is None else kept.corrected(),
     )
     found = plan(question)
@@ -166,8 +167,13 @@ def budget(subject: Subject) -> Answer | None:
 
 def profile_flags(profile: Profile) -> Flags:
     """The flags that the profile would begin with: its own, and those of its first known setting."""
-    known = profile.known[0].flags if profile.known else {}
-    return values({**model_flags(profile, simulated=True), **profile.flags, **known})
+    return values(configured(profile, _first_known(profile), simulated=True))
+
+
+def _first_known(profile: Profile) -> Settings:
+    """The first known setting that drafts as the profile does."""
+    own = profile.speculation.method
+    return next((one.flags for one in profile.known if method_of(profile, one.flags) == own), {})
 
 
 def _shortfalls(profile: Profile, requests: int, context: int) -> list[str]:

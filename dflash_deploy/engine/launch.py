@@ -19,7 +19,7 @@ class Launch:
 
     Attributes:
         argv: the whole command, interpreter first. It never holds a secret.
-        env: variables set on top of the tool's own environment.
+        env: variables set on top of the tool's own environment; ``without`` are those that it is not to pass on.
         host: address the server will listen on.
         port: TCP port the server will listen on.
         time_scale: simulated seconds that pass in one second of the clock; 1 for a real server.
@@ -32,6 +32,7 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     time_scale: float = 1.0
     simulated: bool = False
+    without: frozenset[str] = frozenset()
 
     @property
     def base_url(self) -> str:

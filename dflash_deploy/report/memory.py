@@ -80,8 +80,7 @@ def compare(
         return Comparison(total_mib, peaks, {}, {})
     forecaster = Forecaster(study.profile, study.engine_version, total_mib)
     for trial in trials:
-        lesson = forecaster.lesson(trial) if trial.number < best.number else None
-        forecaster = forecaster if lesson is None else forecaster.corrected(lesson.terms)
+        forecaster = forecaster.after(trial) if trial.number < best.number else forecaster
     budget = forecaster.budget(best.flags)
     refusal = budget.failure if budget else None
     predicted = _gathered(budget.sizes) if budget and refusal is None else {}

@@ -281,7 +281,9 @@ class Server:
         return self._process.stdout
 
     def _environment(self) -> dict[str, str]:
-        return {"PYTHONUNBUFFERED": "1", **os.environ, **self._launch.env}
+        launch = self._launch
+        inherited = {name: value for name, value in os.environ.items() if name not in launch.without}
+        return {"PYTHONUNBUFFERED": "1", **inherited, **launch.env}
 
     def _follow(self, progress: Progress) -> None:
         """Each stage of the start."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import NamedTuple, TypeVar
 
 from dflash_deploy.calibration import Subject, machine_name
 from dflash_deploy.checkpoint.cards import ModelCard, find_model_card
+from dflash_deploy.engine.launch import Flags
+from dflash_deploy.engine.sglang.command import Method
 from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.cards import Card
 from dflash_deploy.plan.budget import Budget
 from dflash_deploy.plan.calibration import Calibrated, calibrate
 from dflash_deploy.plan.speed import relative_rate
-from dflash_deploy.plan.terms import Terms
+from dflash_deploy.plan.terms import Terms, terms_for
 from dflash_deploy.plan.vram import Planner, Question, plan
+from dflash_deploy.profile.drafts import draft_card
 from dflash_deploy.profile.schema import Profile
-from dflash_deploy.tune.launching import values
+from dflash_deploy.tune.launching import method_of, values, variables
 from dflash_deploy.tune.records import Predicted, TrialRecord
 from dflash_deploy.tune.space import Settings
 
@@ -64,6 +67,13 @@ class Prospect(NamedTuple):
     ready_mib: float
 
 
+class _DraftTerms(NamedTuple):
+    """What a draft takes, of ``plan.terms.Terms``."""
+
+    draft_weights: float | None
+    after_load: float
+
+
 @dataclass(frozen=True)
 class Forecaster:
     """The plan for one profile on one card.
@@ -73,6 +83,7 @@ class Forecaster:
         other_mib: what others held on the card before any server was started.
         terms: as logs of this card corrected them, None for the usual ones.
         boots: how many logs that were.
+        drafts: of the terms, those that belong to a draft, by each method that a log was seen of.
     """
 
     profile: Profile
@@ -81,6 +92,7 @@ class Forecaster:
     other_mib: float = 0.0
     terms: Terms | None = None
     boots: int = 0
+    drafts: Mapping[Method, _DraftTerms] = field(default_factory=dict)
 
     def forecast(self, flags: Settings) -> Forecast:
         """Judge a configuration without launching it."""
@@ -118,12 +130,13 @@ class Forecaster:
         budget = self.budget(flags)
         if budget is None:
             return None
-        chance = self._fitting(budget)
+        doubt_mib = self._doubt_mib(flags)
+        chance = self._fitting(budget, doubt_mib)
         if chance >= _NO_CHANCE:
             # What hangs on steps, and not on a peak: asked again with less memory, and with more.
-            wary = self._holds(self._plan(flags, self.other_mib + self.doubt_mib))
+            wary = self._holds(self._plan(flags, self.other_mib + doubt_mib))
             plain = wary or self._holds(budget)
-            hopeful = plain or self._holds(self._plan(flags, self.other_mib - 2 * self.doubt_mib))
+            hopeful = plain or self._holds(self._plan(flags, self.other_mib - 2 * doubt_mib))
             chance *= 1.0 if wary else 0.6 if plain else 0.1 if hopeful else 0.0
         return Prospect(chance, budget.context_per_user, budget.headroom_mib, budget.ready_free_mib)
 
@@ -140,18 +153,17 @@ class Forecaster:
             return self.profile.workload.users
         return asked.state_slots // max(asked.slots_per_request, 1)
 
-    @property
-    def doubt_mib(self) -> float:
+    def _doubt_mib(self, flags: Settings) -> float:
         """Standard deviation of a predicted peak."""
-        return _SURE_MIB if self.boots else _UNSURE_MIB
+        return _SURE_MIB if method_of(self.profile, flags) in self.drafts else _UNSURE_MIB
 
-    def _fitting(self, budget: Budget) -> float:
+    def _fitting(self, budget: Budget, doubt_mib: float) -> float:
         free = self.profile.objective.constraints.get("free_vram_mib")
         slack = budget.headroom_mib
         if free is not None and free.min is not None:
             # The driver's own part counts as free to the tools that the limit is held against.
             slack = min(slack, budget.total_mib - budget.predicted_peak_mib - free.min)
-        return 0.5 * (1 + math.erf(slack / self.doubt_mib / math.sqrt(2)))
+        return 0.5 * (1 + math.erf(slack / doubt_mib / math.sqrt(2)))
 
     def _holds(self, budget: Budget | None) -> bool:
         workload = self.profile.workload
@@ -162,9 +174,14 @@ class Forecaster:
             and not _draft_graphs_lost(budget)
         )
 
-    def subject(self, card: Card | None) -> Subject | None:
-        """What logs of this profile on a card teach something of; None where nothing is planned."""
-        target, draft = self._models()
+    def subject(self, card: Card | None, method: Method | None = None) -> Subject | None:
+        """What logs of a method on a card teach something of; None where nothing is planned.
+
+        Args:
+            card: None for one that is not known.
+            method: None for the profile's own.
+        """
+        target, draft = self._models(method or self.profile.speculation.method)
         if self.memory_mib is None or target is None:
             return None
         machine = machine_name(card, self.memory_mib)
@@ -191,12 +208,30 @@ class Forecaster:
         """The plan of a configuration; None where nothing is planned."""
         return self._plan(flags, self.other_mib)
 
-    def corrected(self, terms: Terms, *, boots: int = 1) -> Forecaster:
-        """The same with the terms that some more logs taught."""
-        return replace(self, terms=terms, boots=self.boots + boots)
+    def after(self, record: TrialRecord) -> Forecaster:
+        """The same with what the log of a trial's server teaches, if it does."""
+        lesson = self.lesson(record)
+        return self if lesson is None else self.corrected(lesson.terms, method_of(self.profile, record.flags))
+
+    def corrected(self, terms: Terms, method: Method | None = None, *, boots: int = 1) -> Forecaster:
+        """The same with the terms that some more logs taught.
+
+        Args:
+            terms: of the machine; what a draft takes of them holds for the logs' method alone.
+            method: of the logs, None for the profile's own.
+            boots: how many logs.
+        """
+        own = {method or self.profile.speculation.method: _DraftTerms(terms.draft_weights, terms.after_load)}
+        return replace(self, terms=terms, boots=self.boots + boots, drafts={**self.drafts, **own})
+
+    def _terms_of(self, method: Method) -> Terms | None:
+        if self.terms is None or self.memory_mib is None:
+            return self.terms
+        usual = _DraftTerms(None, terms_for(self.memory_mib).after_load)
+        return replace(self.terms, **self.drafts.get(method, usual)._asdict())
 
     def _plan(self, flags: Settings, other_mib: float) -> Budget | None:
-        planner = self._planner(other_mib)
+        planner = self._planner(flags, other_mib)
         if planner is None:
             return None
         try:
@@ -205,14 +240,17 @@ class Forecaster:
             # What cannot be planned for can still be launched.
             return None
 
-    def _planner(self, other_mib: float) -> Planner | None:
-        if other_mib not in self._planners:
-            question = self.question({}, other_mib)
-            self._planners[other_mib] = None if question is None else Planner(question)
-        return self._planners[other_mib]
+    def _planner(self, flags: Settings, other_mib: float) -> Planner | None:
+        """For all that no flag says: the draft, the environment and the free memory."""
+        method, env = method_of(self.profile, flags), variables(flags)
+        key = (method, tuple(sorted(env.items())), other_mib)
+        if key not in self._planners:
+            question = self._asked(method, env, {}, other_mib)
+            self._planners[key] = None if question is None else Planner(question)
+        return self._planners[key]
 
     @cached_property
-    def _planners(self) -> dict[float, Planner | None]:
+    def _planners(self) -> dict[tuple[Method, tuple[tuple[str, str], ...], float], Planner | None]:
         return {}
 
     def rate(self, flags: Settings, card: Card) -> float | None:
@@ -230,25 +268,29 @@ class Forecaster:
 
     def question(self, flags: Settings, other_mib: float) -> Question | None:
         """What the plan is asked; None where it knows nothing of the card or the model."""
-        target, draft = self._models()
+        return self._asked(method_of(self.profile, flags), variables(flags), values(flags), other_mib)
+
+    def _asked(
+        self, method: Method, env: Mapping[str, str], flags: Flags, other_mib: float
+    ) -> Question | None:
+        target, draft = self._models(method)
         if self.memory_mib is None or target is None:
             return None
         return Question(
             card_memory_mib=self.memory_mib,
             target=target,
             draft=draft,
-            flags=values(flags),
+            flags=flags,
             version=self.version,
             users=self.profile.workload.users,
             other_mib=other_mib,
-            env=self.profile.env,
-            terms=self.terms,
+            env={**self.profile.env, **env},
+            terms=self._terms_of(method),
         )
 
-    def _models(self) -> tuple[ModelCard | None, ModelCard | None]:
-        speculation = self.profile.speculation
-        draft = _card(speculation.draft) if speculation.draft else None
-        if draft is None and speculation.method in ("mtp", "dspark", "dflash"):
+    def _models(self, method: Method) -> tuple[ModelCard | None, ModelCard | None]:
+        draft = draft_card(self.profile, method)
+        if draft is None and method in ("mtp", "dspark", "dflash"):
             return None, None
         return _card(self.profile.model.target), draft
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflash_deploy.machine.cards import load_card
-from dflash_deploy.profile.schema import FlagSetting, Goal
+from dflash_deploy.profile.schema import METHOD, FlagSetting, Goal
 from dflash_deploy.tune.feasible import Forecaster
-from dflash_deploy.tune.launching import model_flags
+from dflash_deploy.tune.launching import searched_methods, shared_flags
 from dflash_deploy.tune.records import StudyRecord, TrialRecord
 from dflash_deploy.tune.select import NOISE, gain
 from dflash_deploy.tune.space import Settings, key_of, tidy
@@ -61,7 +61,8 @@ class Judge:
     def droppable(self, best: TrialRecord) -> list[str]:
         """Searched flags of a trial that the plan sees no reason for."""
         settings = self.own(best.flags)
-        given = [flag for flag in self.searched if flag in settings]
+        # Drafting is no flag of many, and what it gives the search knows from the start.
+        given = [flag for flag in self.searched if flag in settings and flag != METHOD]
         return [flag for flag in given if self.needed(settings, left_out(settings, [flag])) is None]
 
     def own(self, flags: Settings) -> dict[str, FlagSetting]:
@@ -82,13 +83,12 @@ def reasons_of(study: StudyRecord, best: TrialRecord, trials: Sequence[TrialReco
     memory_mib = best.measured.vram_total_mib if best.measured else None
     forecaster = Forecaster(study.profile, study.engine_version, memory_mib)
     for trial in trials:
-        lesson = forecaster.lesson(trial)
-        forecaster = forecaster if lesson is None else forecaster.corrected(lesson.terms)
+        forecaster = forecaster.after(trial)
     judge = Judge(
         forecaster,
         lambda flags: forecaster.rate(flags, card) if card else None,
         study.profile.objective.optimize,
-        model_flags(study.profile, simulated=study.simulated),
+        shared_flags(study.profile, simulated=study.simulated),
         list(study.profile.search),
     )
     return reasons(best, trials, judge)
@@ -105,6 +105,8 @@ def reasons(best: TrialRecord, trials: Sequence[TrialRecord], judge: Judge) -> M
 
 
 def _reason(flag: str, best: TrialRecord, trials: Sequence[TrialRecord], judge: Judge) -> str:
+    if flag == METHOD:
+        return "; ".join(_of_other_methods(best, trials, judge)) or "no other one was to be tried"
     settings = judge.own(best.flags)
     measured = list(_measured_without(flag, best, trials, judge))
     if measured:
@@ -130,6 +132,26 @@ def _measured_without(
             yield f"without it: {trial.reason or trial.outcome} (trial {trial.number})"
         elif found is not None:
             yield f"without it {_change(-found.median)} (trial {trial.number})"
+
+
+def _of_other_methods(best: TrialRecord, trials: Sequence[TrialRecord], judge: Judge) -> Iterator[str]:
+    """What came of the other ways to make draft tokens, each at its best."""
+    for method in searched_methods(judge.forecaster.profile):
+        if method == best.flags.get(METHOD):
+            continue
+        tried = [trial for trial in trials if trial.flags.get(METHOD) == method and trial.proves is None]
+        gains = [
+            (found.median, trial)
+            for trial in tried
+            if trial.feasible and (found := gain(trial, best, judge.goal)) is not None
+        ]
+        if gains:
+            most, trial = max(gains, key=lambda one: one[0])
+            yield f"with {method} {_change(most)} (trial {trial.number})"
+        elif tried:
+            yield f"with {method}: {tried[0].reason or tried[0].outcome} (trial {tried[0].number})"
+        else:
+            yield f"{method} was not tried"
 
 
 def _compared(flag: str, best: TrialRecord, trials: Sequence[TrialRecord], goal: Goal) -> str | None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dflash_deploy.profile.schema import FlagSetting, Goal, Limit, Limited
+from dflash_deploy.profile.schema import METHOD, FlagSetting, Goal, Limit, Limited
 from dflash_deploy.tune.arrange import Arranged, arrangements, least_states, memory_dimensions
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.learned import Experience
@@ -46,6 +46,7 @@ _NEARLY = 0.9
 """Of the most that a combination could be worth: good enough not to look at the next one."""
 
 _EFFECTS: Mapping[str, float] = {
+    METHOD: 0.15,
     "speculative-num-draft-tokens": 0.08,
     "speculative-dflash-block-size": 0.08,
     "speculative-num-steps": 0.08,
@@ -134,14 +135,18 @@ class Search:
         self._known = list(known)
         self._worth = worth
         self._limits = limits_of(forecaster.profile)
-        settings = space.settings({dimension.flag: 0 for dimension in space.dimensions})
-        self._planned = forecaster.prospect({**shared, **settings}) is not None
+        first = {dimension.flag: 0 for dimension in space.dimensions}
+        each = [{METHOD: place} for place, _ in enumerate(space.methods)] or [{}]
+        self._planned = all(
+            forecaster.prospect({**shared, **space.settings({**first, **method})}) is not None
+            for method in each
+        )
         memory = memory_dimensions(space) if self._planned else ()
         self._quick = tuple(one for one in space.dimensions if one not in memory)
         self._rates: dict[bytes, float] = {}
         self._contexts: dict[bytes, float] = {}
         self._contexts_by = forecaster
-        self._sample = _combinations(self._quick, seed)
+        self._sample = self._settled(_combinations(self._quick, seed))
 
     def tell(self, record: TrialRecord) -> None:
         """A trial has ended; one that was interrupted says nothing."""
@@ -265,19 +270,43 @@ class Search:
         """The sample, and all that differs in one flag from what was measured."""
         near: list[Places] = []
         for row in self._rows([record.flags for record in self.records]):
-            centre = np.where(row == NOWHERE, 0, row)
-            for column, dimension in enumerate(self._quick):
-                block = np.repeat(centre[None, :], len(dimension.values), axis=0)
-                block[:, column] = np.arange(len(dimension.values))
-                near.append(block)
-        return np.unique(np.concatenate([*near, self._sample]), axis=0)
+            for centre in self._by_method(np.where(row == NOWHERE, 0, row)):
+                for column, dimension in enumerate(self._quick):
+                    block = np.repeat(centre[None, :], len(dimension.values), axis=0)
+                    block[:, column] = np.arange(len(dimension.values))
+                    near.append(block)
+        return np.unique(np.concatenate([*map(self._settled, near), self._sample]), axis=0)
+
+    def _by_method(self, row: Places) -> Iterator[Places]:
+        """The same with each method: what is best for one is no measure for another."""
+        column = self._method_column
+        if column is None:
+            yield row
+            return
+        for place, _ in enumerate(self._quick[column].values):
+            yield np.where(np.arange(len(row)) == column, place, row)
+
+    def _settled(self, rows: Places) -> Places:
+        """Combinations with no place for what their method does not read, so that equal ones are equal."""
+        if self._method_column is None:
+            return rows
+        settled = rows.copy()
+        for place, method in enumerate(self._quick[self._method_column].values):
+            idle = self._space.idle(method)
+            columns = [column for column, one in enumerate(self._quick) if one.flag in idle]
+            settled[np.ix_(rows[:, self._method_column] == place, columns)] = NOWHERE
+        return settled
+
+    @property
+    def _method_column(self) -> int | None:
+        return next((column for column, one in enumerate(self._quick) if one.flag == METHOD), None)
 
     def _rows(self, flags: Sequence[Settings]) -> Places:
         rows = [
             [NOWHERE if (place := one.place_of(settings)) is None else place for one in self._quick]
             for settings in flags
         ]
-        return np.asarray(rows, dtype=np.int64).reshape(len(flags), len(self._quick))
+        return self._settled(np.asarray(rows, dtype=np.int64).reshape(len(flags), len(self._quick)))
 
     def _ways(self, row: Places, least_chance: float, *, every: bool) -> Iterator[Arranged]:
         places = self._named(row)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
-from dflash_deploy.profile.schema import Bounds, Choices, FlagSetting, Profile
+from dflash_deploy.engine.sglang.command import Method
+from dflash_deploy.engine.sglang.drafting import drafting, reads
+from dflash_deploy.profile.schema import METHOD, Bounds, Choices, FlagSetting, Profile
+from dflash_deploy.tune.launching import METHODS, draft_flags, searched_methods
 
 Settings = Mapping[str, FlagSetting]
-"""Engine flags with their values as a profile writes them."""
+"""Engine flags with their values as a profile writes them; ``env.NAME`` is a variable of the server, and
+``method``, where it is searched, stands for the flags of one."""
+
+_OF_METHOD = ("speculative-algorithm", "speculative-draft-model-path")
+"""What a method's name says already."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +47,38 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """All flags that are searched, and those that every configuration shares."""
+    """All flags that are searched, and those that every configuration shares.
+
+    Attributes:
+        methods: flags of every method, where methods are searched; the profile's own is then among ``fixed``.
+    """
 
     dimensions: tuple[Dimension, ...]
     fixed: Settings
+    methods: Mapping[Method, Settings] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """How many configurations there are."""
+        """How many combinations there are; some are one configuration, where a method reads not all flags."""
         return prod(len(dimension.values) for dimension in self.dimensions)
 
     def settings(self, places: Mapping[str, int]) -> dict[str, FlagSetting]:
         """The flags of one configuration, given the place of every searched flag's value."""
-        chosen = dict(self.fixed)
-        for dimension in self.dimensions:
-            value = dimension.values[places[dimension.flag]]
-            if value is not None:
-                chosen[dimension.flag] = value
-        return tidy(chosen)
+        values = {one.flag: one.values[places[one.flag]] for one in self.dimensions}
+        return self.whole({flag: value for flag, value in values.items() if value is not None})
+
+    def whole(self, settings: Settings) -> dict[str, FlagSetting]:
+        """A configuration with what it does not say itself: what all share, and the flags of its method."""
+        chosen = {**self.fixed, **settings}
+        method = _method(chosen)
+        return tidy({**(self.methods.get(method, {}) if method else {}), **chosen})
+
+    def idle(self, method: FlagSetting | None) -> frozenset[str]:
+        """Searched flags that a method does not read."""
+        named = _method({} if method is None else {METHOD: method})
+        if named is None:
+            return frozenset()
+        return frozenset(one.flag for one in self.dimensions if not reads(named, one.flag))
 
     def places(self, settings: Settings) -> dict[str, int]:
         """Where a configuration stands in the space; a flag with a value of its own is missing."""
@@ -71,18 +92,34 @@ class Space:
             yield dict(zip(names, places, strict=True))
 
 
-def space_of(profile: Profile) -> Space:
-    """The space that a profile opens."""
+def space_of(profile: Profile, *, simulated: bool = True) -> Space:
+    """The space that a profile opens.
+
+    Args:
+        profile: the service.
+        simulated: models need no place on this machine, where methods are searched.
+
+    Raises:
+        DeployError: a method is searched whose draft nobody can find.
+    """
     dimensions = tuple(_dimension(flag, bounds) for flag, bounds in profile.search.items())
-    return Space(dimensions, dict(profile.flags))
+    methods = {one: draft_flags(profile, one, simulated=simulated) for one in searched_methods(profile)}
+    own: Settings = {METHOD: profile.speculation.method} if methods else {}
+    return Space(dimensions, {**profile.flags, **own}, methods)
 
 
 def tidy(settings: Settings) -> dict[str, FlagSetting]:
     """The same configuration in the fewest words, so that equal ones are seen to be equal.
 
-    A switch that is off is left out. Decode graphs for more requests than can run would not be captured.
+    A switch that is off is left out, and what its method does not read. Decode graphs for more requests than
+    can run would not be captured.
     """
-    kept = {flag: value for flag, value in settings.items() if value is not False}
+    method = _method(settings)
+    kept = {
+        flag: value
+        for flag, value in settings.items()
+        if value is not False and (method is None or reads(method, flag))
+    }
     sizes, running = kept.get("cuda-graph-bs-decode"), kept.get("max-running-requests")
     if isinstance(sizes, list) and isinstance(running, int):
         usable = [size for size in sizes if isinstance(size, int) and size <= running]
@@ -93,7 +130,17 @@ def tidy(settings: Settings) -> dict[str, FlagSetting]:
 
 def key_of(settings: Settings) -> str:
     """One text for one configuration, whatever the order of its flags."""
-    return json.dumps(tidy(settings), sort_keys=True)
+    kept = tidy(settings)
+    method = _method(kept)
+    if method is not None:
+        kept = {flag: value for flag, value in drafting(method, kept).items() if flag not in _OF_METHOD}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _method(settings: Settings) -> Method | None:
+    """The method that a configuration names."""
+    named = settings.get(METHOD)
+    return None if named is None else next((method for method in METHODS if method == named), None)
 
 
 def _dimension(flag: str, bounds: Bounds) -> Dimension:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_deploy import __version__, calibration, paths
-from dflash_deploy.calibration import Subject
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.lock import exclusive_file
 from dflash_deploy.machine.cards import Card, load_card
@@ -20,7 +19,7 @@ from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.crew import Crew, Nobody, Peers
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.journal import Journal
-from dflash_deploy.tune.launching import Launcher, model_flags
+from dflash_deploy.tune.launching import Launcher, method_of, searched_methods, shared_flags
 from dflash_deploy.tune.limits import LESS_IS_BETTER
 from dflash_deploy.tune.meeting import Meeting
 from dflash_deploy.tune.outlook import Ending, Outlook
@@ -39,7 +38,7 @@ from dflash_deploy.tune.screen import Screen
 from dflash_deploy.tune.search import WORTH, Proposal, Search, Stop
 from dflash_deploy.tune.select import KNOWN, best_trial, lost_already
 from dflash_deploy.tune.signals import Asked
-from dflash_deploy.tune.space import Settings, Space, key_of, space_of, tidy
+from dflash_deploy.tune.space import Settings, Space, key_of, space_of
 from dflash_deploy.tune.trial import Enough, Gauge, not_launched, run_trial
 
 if TYPE_CHECKING:
@@ -277,8 +276,9 @@ def run_study(
 def _peers(folder: Path, study: StudyRecord, meeting: Meeting | None) -> AbstractContextManager[Peers]:
     if meeting is None:
         return nullcontext(Nobody())
-    model = model_flags(study.profile, simulated=study.simulated)
-    return Crew(meeting, study, space_of(study.profile), model, read_trials(folder))
+    model = shared_flags(study.profile, simulated=study.simulated)
+    space = space_of(study.profile, simulated=study.simulated)
+    return Crew(meeting, study, space, model, read_trials(folder))
 
 
 class _Run:
@@ -307,8 +307,8 @@ class _Run:
         self._peers = peers
         self._asked = asked
         self._refused: dict[str, Settings] = {}
-        self._model = model_flags(study.profile, simulated=study.simulated)
-        space = space_of(study.profile)
+        self._model = shared_flags(study.profile, simulated=study.simulated)
+        space = self._space = space_of(study.profile, simulated=study.simulated)
         self._search = self._begun_search(study, space, effort.worth)
         self._ledger = Ledger(folder, space, study.profile.objective.optimize, self.records)
         self._launched = sum(record.launched for record in self.records if record.outcome != "interrupted")
@@ -412,7 +412,7 @@ class _Run:
     def _waiting(self) -> Iterator[Proposal]:
         """Settings that somebody knows, then those that a former run did not finish."""
         for known in self._profile.known:
-            settings = tidy({**self._profile.flags, **known.flags})
+            settings = self._space.whole(known.flags)
             yield Proposal(settings, f"{KNOWN}{known.name}", f"known: {known.source}")
         yield from self._earlier()
         for record in self.records:
@@ -434,7 +434,7 @@ class _Run:
             ]
             aside = f" (stale: measured with {', '.join(stale)})" if stale else ""
             yield Proposal(
-                tidy({**self._profile.flags, **settings}),
+                self._space.whole(settings),
                 f"{EARLIER}{study.name}",
                 f"the best of study {study.name}{aside}",
             )
@@ -455,15 +455,18 @@ class _Run:
         rig = self._rig
         held = rig.gauge.used_mib() if rig.gauge else None
         forecaster = Forecaster(study.profile, study.engine_version, rig.memory_mib, float(held or 0))
-        # What a simulated card teaches is never kept: it would correct the plans of a real one.
-        self._subject: Subject | None = None
-        if not study.simulated:
-            self._subject = forecaster.subject(card)
-            kept = calibration.load(self._subject) if self._subject else None
-            return forecaster if kept is None else forecaster.corrected(kept.corrected(), boots=kept.boots)
-        for record in self.records:
-            lesson = forecaster.lesson(record)
-            forecaster = forecaster if lesson is None else forecaster.corrected(lesson.terms)
+        self._card = card
+        if study.simulated:
+            for record in self.records:
+                forecaster = forecaster.after(record)
+            return forecaster
+        own = study.profile.speculation.method
+        # The profile's own method last: what is common to all is taken from it.
+        for method in (*(one for one in searched_methods(study.profile) if one != own), own):
+            subject = forecaster.subject(card, method)
+            kept = calibration.load(subject) if subject else None
+            if kept is not None:
+                forecaster = forecaster.corrected(kept.corrected(), method, boots=kept.boots)
         return forecaster
 
     def _learn(self, record: TrialRecord, *, ours: bool = True) -> None:
@@ -471,12 +474,15 @@ class _Run:
 
         Only what ``ours`` taught is kept for other studies: another worker's card is not this machine's.
         """
-        lesson = self._search.forecaster.lesson(record)
+        forecaster, method = self._search.forecaster, method_of(self._profile, record.flags)
+        lesson = forecaster.lesson(record)
         if lesson is None:
             return
-        self._search.forecaster = self._search.forecaster.corrected(lesson.terms)
-        if ours and self._subject is not None:
-            calibration.keep(self._subject, lesson)
+        self._search.forecaster = forecaster.corrected(lesson.terms, method)
+        # What a simulated card teaches is never kept: it would correct the plans of a real one.
+        subject = None if self._study.simulated else forecaster.subject(self._card, method)
+        if ours and subject is not None:
+            calibration.keep(subject, lesson)
 
     def _try(self, proposal: Proposal) -> None:
         wanted = Candidate(

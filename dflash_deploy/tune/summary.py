@@ -13,7 +13,7 @@ from dflash_deploy.bench.measurement import Measurement, Spread
 from dflash_deploy.engine.sglang.command import launch_argv
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.profile.schema import FlagSetting, Goal
-from dflash_deploy.tune.launching import values
+from dflash_deploy.tune.launching import values, variables
 from dflash_deploy.tune.limits import figures, limits_of, unchecked
 from dflash_deploy.tune.outlook import Ending
 from dflash_deploy.tune.reasons import reasons_of
@@ -132,7 +132,7 @@ def serving_command(study: StudyRecord, flags: dict[str, FlagSetting]) -> str:
         port=service.port,
         table=FlagTable.for_version(study.engine_version),
     )
-    env = [f"{name}={value}" for name, value in study.profile.env.items()]
+    env = [f"{name}={value}" for name, value in {**study.profile.env, **variables(flags)}.items()]
     return shlex.join((*(("env", *env) if env else ()), *argv))
 
 
@@ -267,7 +267,7 @@ def best_of(study: StudyRecord, trial: TrialRecord) -> Best:
         trial=trial.number,
         source=trial.source,
         flags=trial.flags,
-        env=study.profile.env,
+        env={**study.profile.env, **variables(trial.flags)},
         command=serving_command(study, trial.flags),
         measured=trial.measured,
         predicted=trial.predicted,

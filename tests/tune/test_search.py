@@ -7,7 +7,7 @@ import pytest
 
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.tune.feasible import Forecaster
-from dflash_deploy.tune.launching import model_flags
+from dflash_deploy.tune.launching import shared_flags
 from dflash_deploy.tune.records import Proof
 from dflash_deploy.tune.search import Proposal, Search, Stop
 from dflash_deploy.tune.space import key_of, space_of, tidy
@@ -58,7 +58,7 @@ class Played:
             forecaster,
             goal=self.profile.objective.optimize,
             rate=lambda flags: forecaster.rate(flags, card),
-            shared=model_flags(self.profile, simulated=True),
+            shared=shared_flags(self.profile, simulated=True),
             seed=3,
             known=known if self.known else (),
         )
@@ -68,9 +68,7 @@ class Played:
 
     @staticmethod
     def tell(search, record):
-        lesson = search.forecaster.lesson(record)
-        if lesson is not None:
-            search.forecaster = search.forecaster.corrected(lesson.terms)
+        search.forecaster = search.forecaster.after(record)
         search.tell(record)
 
     @property
