@@ -145,9 +145,11 @@ def apply(
 ) -> None:
     """Apply a patch, or all that are needed; the original is kept, and `patch revert` puts it back.
 
-    A patch that a measurement decides is measured first (minutes, on the GPU), unless --probe has the record.
+    A patch that a measurement decides is measured first (minutes, on the GPU), unless --probe has the record,
+    or --set names SGLang's own choice (backend=cublas): that changes nothing until a server's variable does.
     """
     from dflash_deploy.serving_env.patches import live as serving
+    from dflash_deploy.serving_env.patches.bmm import DEFAULT
     from dflash_deploy.serving_env.patches.operations import apply as apply_patch
     from dflash_deploy.serving_env.patches.operations import mend, prepare, revert
     from dflash_deploy.serving_env.patches.verdict import VerdictKind, examine
@@ -163,7 +165,10 @@ def apply(
     for patch in patches:
         parameters = {name: value for name, value in given.items() if name in patch.parameters or names}
         decision, evidence = None, None
-        if patch.decided_by is not None and examine(patch, tree).verdict.kind is VerdictKind.UNMEASURED:
+        kind = examine(patch, tree).verdict.kind if patch.decided_by is not None else None
+        if kind is VerdictKind.APPLIED:
+            evidence = _decision(tree, probe, measure=False)[1]
+        if kind is VerdictKind.UNMEASURED:
             chosen = parameters.get("backend")
             decision, evidence = _decision_to_apply(
                 tree, probe, chosen, unmeasured=unmeasured, asked=bool(names)
@@ -182,7 +187,9 @@ def apply(
         if not dry_run or found.verdict.kind is not VerdictKind.NEEDED:
             verdict = apply_patch(patch, tree, parameters, decision=decision, evidence=evidence)
             live = serving.check(patch, tree)
-            if live.outcome == "failed" and found.verdict.kind is VerdictKind.NEEDED:
+            # With SGLang's own choice it is SGLang that fails, and a variable then takes another.
+            ours = parameters.get("backend") != DEFAULT
+            if live.outcome == "failed" and found.verdict.kind is VerdictKind.NEEDED and ours:
                 undone = revert(patch.name, tree)
                 raise DeployError(
                     f"{patch.name} does not do here what it should: {live.message}\n{undone}",
@@ -395,8 +402,10 @@ def _decision_to_apply(
     tree: Tree, probe: Path | None, chosen: str | None, *, unmeasured: bool, asked: bool
 ) -> tuple[Decision | None, bytes | None]:
     """What decides an application; the record of a measurement is kept with it."""
-    from dflash_deploy.serving_env.patches.bmm import by_hand
+    from dflash_deploy.serving_env.patches.bmm import DEFAULT, by_hand, to_measure
 
+    if chosen == DEFAULT:
+        return to_measure(), _decision(tree, probe, measure=False)[1]
     if unmeasured:
         if chosen is None:
             raise DeployError(

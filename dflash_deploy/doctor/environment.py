@@ -24,7 +24,8 @@ from dflash_deploy.engine.sglang.advice_case import Weight
 from dflash_deploy.errors import DeployError
 from dflash_deploy.serving_env.advice import DENSE_HEADS, Advice, Case, advise
 from dflash_deploy.serving_env.environments import is_being_changed, list_environments, read_making
-from dflash_deploy.serving_env.patches import ledger
+from dflash_deploy.serving_env.patches.bmm import DEFAULT
+from dflash_deploy.serving_env.patches.choices import VARIABLE, bmm_choices
 from dflash_deploy.serving_env.remove import remove
 
 RELEASE = frozenset(
@@ -52,7 +53,6 @@ OWN_CHECKS = (
     RELEASE | CUDA | ARCHITECTURE | KERNELS | FLASHINFER | TOOLKIT | COMPILER | CUDNN | GLIBC | ELSEWHERE
 )
 
-_FP8_PATCH = "bmm-fp8-backend"
 _STATUS = {
     Weight.REFUSED: Status.FAIL,
     Weight.FITS: Status.WARN,
@@ -312,13 +312,11 @@ def _compiled_before() -> bool:
 
 def _fp8_backend(subject: Subject) -> str:
     try:
-        entries = ledger.entries(subject.tree())
+        choices = bmm_choices(subject.tree().site_packages)
     except DeployError:
-        return "cuBLAS"
-    for entry in entries:
-        if entry.change.patch == _FP8_PATCH and entry.state == "applied":
-            return entry.change.parameters.get("backend", "cuBLAS")
-    return "cuBLAS"
+        return DEFAULT
+    named = subject.profile.env.get(VARIABLE) if subject.profile else None
+    return named if named in choices.accepted else choices.default
 
 
 def _anew(engine: Engine) -> str:

@@ -33,7 +33,7 @@ MARK = "DFLASH-DEPLOY-BMM "
 SCHEMA_VERSION = 1
 FIRST_PATH = "first-path"
 """What SGLang itself tries before FlashInfer on sm_12x (0.5.20 and newer)."""
-BACKENDS = ("cublas", "cudnn", "cutlass", FIRST_PATH)
+BACKENDS = ("cublas", "cudnn", "cutlass", "auto", FIRST_PATH)
 # K and N of Qwen3.8-27B's per-tensor FP8 layers on one GPU.
 SHAPES = ((5120, 8192), (5120, 16384), (6144, 5120), (5120, 34816))
 # Verify steps of one to three requests with eight draft tokens, a lone row, and sizes that prefill brings.

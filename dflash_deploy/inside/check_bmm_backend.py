@@ -5,6 +5,7 @@ Prints JSON after the mark. Standard library, torch and sglang only. Argument: p
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,11 @@ def look(module: ModuleType) -> tuple[str, str]:
     """``passed``, ``failed`` or ``not-run``, and why."""
     import torch  # noqa: PLC0415 - it may fail
 
+    backend = getattr(module, "_DFLASH_DEPLOY_BMM_FP8_BACKEND", "the back end that the module names")
     if not torch.cuda.is_available():
-        return "not-run", "it compiles; no CUDA device is here to multiply on"
+        return "not-run", f"it compiles and takes {backend}; no CUDA device is here to multiply on"
     if not hasattr(module, "flashinfer_bmm_fp8"):
-        return "not-run", "it compiles; this card does not take the call"
+        return "not-run", f"it compiles and takes {backend}; this card does not take the call"
     rows = torch.randn(_ROWS, _K, device="cuda").clamp_(-4, 4).to(torch.float8_e4m3fn)
     weight = torch.randn(_N, _K, device="cuda").clamp_(-4, 4).to(torch.float8_e4m3fn).t()
     scale = torch.tensor(0.5, device="cuda")
@@ -35,9 +37,12 @@ def look(module: ModuleType) -> tuple[str, str]:
     expected = (rows.float() @ weight.float()) * 0.25
     off = float((result - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt())
     if not off < _TOLERANCE:
-        return "failed", f"the product is off by {off:.3g} of its size"
-    return "passed", f"the product of {_ROWS} x {_K} and {_K} x {_N} is right (off by {off:.2g} of its size)"
+        return "failed", f"the product by {backend} is off by {off:.3g} of its size"
+    shape = f"{_ROWS} x {_K} and {_K} x {_N}"
+    return "passed", f"the product of {shape} by {backend} is right (off by {off:.2g} of its size)"
 
 
 if __name__ == "__main__":
+    # What the patch was applied with is tried, whatever the shell around this says.
+    os.environ.pop("DFLASH_BMM_FP8_BACKEND", None)
     run(_MODULE, "flashinfer_bmm_fp8", look)

@@ -247,7 +247,7 @@ ENTRIES: tuple[Entry, ...] = (
             "cure: cuDNN plans anew for each shape (stalls of 0.2 to 17 s)"
             + ("" if case.before("0.5.20") else "; 0.5.20 and newer try kernels of their own first")
         ),
-        "dflash-deploy patch check bmm-fp8-backend measures before anything is changed",
+        "dflash-deploy patch check bmm-fp8-backend --measure tells before anything is changed",
         f"pull requests 28333, 31961; vLLM 48210; FlashInfer 3255; {_SURFACE}",
     ),
     Entry(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import compileall
-import subprocess
-import sys
+import difflib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.serving_env.patches.bmm import by_hand
-from dflash_deploy.serving_env.patches.description import load_patch, patch_names
+from dflash_deploy.serving_env.patches.choices import bmm_choices
+from dflash_deploy.serving_env.patches.description import load_patch, patch_names, patches_dir
 from dflash_deploy.serving_env.patches.integrity import verify_intact
 from dflash_deploy.serving_env.patches.operations import apply, revert
 from dflash_deploy.serving_env.patches.tree import find_tree
 from dflash_deploy.serving_env.patches.verdict import VerdictKind, examine
 
-from .environment import cache_root
+from .wheels import RELEASES, wheel
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 HEAD = "nvfp4-lm-head"
 BMM = "bmm-fp8-backend"
-RELEASES = tuple(f"0.5.{number}" for number in range(16, 24))
 EXPECTED = {
     HEAD: {
         release: VerdictKind.NOT_APPLICABLE if release < "0.5.19" else VerdictKind.NOT_NEEDED
@@ -32,20 +31,6 @@ EXPECTED = {
     },
     BMM: dict.fromkeys(RELEASES, VerdictKind.UNMEASURED),
 }
-_WHEELS = cache_root() / "sglang-wheels"
-
-
-def wheel(release: str) -> Path:
-    """The release's wheel, downloaded once."""
-    folder = _WHEELS / release
-    if not list(folder.glob("*.whl")):
-        _WHEELS.mkdir(parents=True, exist_ok=True)
-        wanted = ["--only-binary=:all:", "--platform", "manylinux_2_34_x86_64", "--python-version", "3.11"]
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-        made = folder.with_name(f"{release}.making")
-        subprocess.run([*pip, *wanted, "--dest", str(made), f"sglang=={release}"], check=True)
-        made.rename(folder)
-    return next(folder.glob("*.whl"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -77,7 +62,7 @@ def test_each_release_gets_the_right_verdict(name: str, release: str, site_packa
     assert any("as it was installed" in line for line in verdict.evidence)
 
 
-@pytest.mark.parametrize("backend", ["cudnn", "cutlass"])
+@pytest.mark.parametrize("backend", ["cublas", "cudnn"])
 def test_the_back_end_is_changed_and_put_back(backend: str, site_packages: Path) -> None:
     before = contents(site_packages)
     tree, patch = find_tree(site_packages), load_patch(BMM)
@@ -88,9 +73,14 @@ def test_the_back_end_is_changed_and_put_back(backend: str, site_packages: Path)
         name for name, content in contents(site_packages).items() if before.get(name, content) != content
     }
     assert changed == {patch.file, str((tree.dist_info / "RECORD").relative_to(site_packages))}
-    lines = zip(before[patch.file].splitlines(), module.read_bytes().splitlines(), strict=True)
-    differing = [(old.strip(), new.strip()) for old, new in lines if old != new]
-    assert differing == [(b'backend="cublas",', f'backend="{backend}",'.encode())]
+    old, new = (code.decode().splitlines() for code in (before[patch.file], module.read_bytes()))
+    lines = [line for line in difflib.ndiff(old, new) if line[:2] in {"- ", "+ "}]
+    assert [line[2:].strip() for line in lines if line[0] == "-"] == ['backend="cublas",']
+    added = [line[2:] for line in lines if line[0] == "+"]
+    assert added.count("            backend=_DFLASH_DEPLOY_BMM_FP8_BACKEND,") == 1
+    put_in = (patches_dir() / BMM / "replacement.py").read_text().replace("${backend}", backend).splitlines()
+    assert [line for line in added if line.strip()][1:-2] == [line for line in put_in if line.strip()]
+    assert bmm_choices(site_packages).accepted == patch.parameters["backend"].choices
     assert compileall.compile_dir(module.parent, quiet=1, maxlevels=0, workers=1)
     revert(BMM, tree)
     assert contents(site_packages) == before

@@ -19,6 +19,8 @@ WORTH_WHILE = 0.97
 """Share of the default's time that another back end must stay below to be worth a change."""
 CUDNN_ALIGNED = (9, 23, 1)
 """First cuDNN without the misaligned-address errors in this product."""
+_OF_CUDNN = frozenset({"cudnn", "auto"})
+"""Back ends that give the product to cuDNN, or may."""
 
 
 class _Record(BaseModel):
@@ -45,7 +47,7 @@ class BackendReport(_Record):
 
     backend: str
     outcome: str
-    """``works``, ``fails``, ``wrong`` or ``stalls`` (cut off)."""
+    """``works``, ``fails``, ``wrong``, ``stalls`` (cut off) or ``absent`` (it takes none of these here)."""
     message: str | None = None
     calls: tuple[Call, ...] = ()
 
@@ -89,6 +91,21 @@ class Decision:
 def by_hand(backend: str) -> Decision:
     """A person's own choice, without a measurement."""
     return Decision(True, backend, f"{backend} was chosen by hand, not by a measurement")
+
+
+def to_measure() -> Decision:
+    """The default stays what a server takes; its variable names another where one is to be measured."""
+    return Decision(True, DEFAULT, f"{DEFAULT} stays, until a server's variable names another back end")
+
+
+def unusable(report: ProbeReport) -> dict[str, str]:
+    """Back ends that a probe tried and that no server is to be given, each with the reason."""
+    old = _old_cudnn(report.cudnn)
+    found = {one.backend: _in_words(one) for one in report.backends if one.outcome != "works"}
+    for one in report.backends:
+        if old and one.backend in _OF_CUDNN:
+            found.setdefault(one.backend, f"cuDNN {report.cudnn} raised misaligned-address errors")
+    return found
 
 
 def read_report(content: bytes | str, source: str) -> ProbeReport:
@@ -141,15 +158,11 @@ def decide(report: ProbeReport, *, choices: Sequence[str] = ("cudnn", "cutlass",
             reason=f"the probe did not try {DEFAULT}, SGLang's default",
             evidence=evidence,
         )
-    old_cudnn = _old_cudnn(report.cudnn)
-    usable = {
-        name: one
-        for name, one in reports.items()
-        if name in choices and one.outcome == "works" and not (old_cudnn and name in {"cudnn", "auto"})
-    }
+    broken = unusable(report)
+    usable = {name: one for name, one in reports.items() if name in choices and name not in broken}
     fix = (
         f"install cuDNN 9.23.1 or newer: {report.cudnn} raised misaligned-address errors, so it is left out"
-        if old_cudnn and any(name in reports for name in ("cudnn", "auto"))
+        if _old_cudnn(report.cudnn) and not _OF_CUDNN.isdisjoint(reports)
         else None
     )
     if default.outcome == "works":
@@ -225,6 +238,8 @@ def _in_words(report: BackendReport) -> str:
             return f"gives wrong results{message}, off by {worst:.2g} (measured)"
         case "fails":
             return f"fails{message}"
+        case "absent":
+            return f"is not here{message}"
         case _:
             median_s = statistics.median(call.steady_s for call in report.calls) if report.calls else 0.0
             return f"works, {median_s * 1e6:.0f} µs a call (measured)"

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from dflash_deploy import yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.resources import resource_dir
-from dflash_deploy.serving_env.patches.syntax import capture_names, parse_pattern
+from dflash_deploy.serving_env.patches.syntax import capture_names, parameter_names, parse_pattern
 
 WHOLE = "whole"
 """The name by which a replacement takes in all that its pattern matched."""
@@ -64,6 +64,8 @@ class Parameter(_Part):
 
     summary: str
     choices: tuple[str, ...] = Field(strict=False, min_length=1)
+    variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")] | None = None
+    """Environment variable by which one server takes another of the choices than the one applied."""
 
 
 class Subject(_Part):
@@ -132,7 +134,8 @@ class Patch(_Part):
     """Patterns whose named parts the edits of a function may use; the first that fits is taken."""
     edits: tuple[Edit, ...] = Field(strict=False, min_length=1)
     insert: Annotated[str, AfterValidator(_beside)] | None = None
-    """File beside the description whose lines are put in before the first changed definition."""
+    """File beside the description whose lines are put in before the first changed definition; it may name
+    parameters (``${name}``)."""
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     decided_by: Literal["bmm_probe"] | None = None
     """The measurement that says whether the patch is needed; without one, the code itself says it."""
@@ -186,8 +189,18 @@ def read_patch(path: Path) -> Patch:
                 problems.append(document.problem((*here, "replace"), f"no part is named {sorted(unknown)}"))
             if way.part != WHOLE and way.part not in parts:
                 problems.append(document.problem((*here, "part"), f"the pattern has no part ${way.part}"))
-    if patch.insert is not None and not (path.parent / patch.insert).is_file():
-        problems.append(document.problem(("insert",), f"there is no file {patch.insert} beside it"))
+            if named := parameter_names(way.replace) - patch.parameters.keys():
+                problems.append(
+                    document.problem((*here, "replace"), f"no parameter is named {sorted(named)}")
+                )
+    if patch.insert is not None:
+        try:
+            named = parameter_names((path.parent / patch.insert).read_text(encoding="utf-8"))
+        except OSError:
+            problems.append(document.problem(("insert",), f"there is no file {patch.insert} beside it"))
+        else:
+            if named := named - patch.parameters.keys():
+                problems.append(document.problem(("insert",), f"no parameter is named {sorted(named)}"))
     if problems:
         raise yaml_file.InvalidDocument(problems)
     return patch

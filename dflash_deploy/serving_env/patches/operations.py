@@ -70,7 +70,7 @@ def apply(
     disk: Disk | None = None,
     wait_s: float = 30.0,
 ) -> Verdict:
-    """Apply a patch; where it is applied already, nothing is done.
+    """Apply a patch; where it is applied already, no more is done than to keep a measurement that is given.
 
     Args:
         patch: the patch.
@@ -96,6 +96,9 @@ def apply(
         verdict = found.verdict
         if verdict.kind is VerdictKind.APPLIED:
             _require_same_parameters(patch, tree, found, parameters)
+            kept = ledger.evidence_path(tree, patch.name)
+            if evidence is not None and _digest(kept) != ledger.sha256(evidence):
+                _guarded(tree, lambda: disk.replace(kept, evidence))
             return verdict
         if verdict.kind is not VerdictKind.NEEDED:
             raise _refusal(patch, verdict)

@@ -102,7 +102,8 @@ def applied(patch: Patch, reading: Reading, parameters: Mapping[str, str], inser
         replacements.append(Replacement(start, end, _text(source, place, parameters)))
     if insertion is not None:
         first = min((place.function.statement for place in reading.places), key=lambda node: node.lineno)
-        replacements.append(_insertion(patch, source, first, insertion))
+        text = syntax.PARAMETER.sub(lambda found: parameters[found[1]], insertion)
+        replacements.append(_insertion(patch, source, first, text))
     return source.edited(replacements)
 
 

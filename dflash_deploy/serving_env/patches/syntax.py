@@ -17,6 +17,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Bindings = Mapping[str, ast.expr]
 
 _CAPTURE = re.compile(r"\$([a-z_]+)")
+PARAMETER = re.compile(r"\$\{([a-z_]+)\}")
+"""A parameter of the patch in a replacement."""
 _CAPTURED = "_capture_"
 # Where in the file a node stands, and whether a name is read or written, is no part of its structure.
 _LAYOUT_FIELDS = frozenset({"ctx", "type_comment", "kind", "type_params"})
@@ -57,6 +59,11 @@ def parse_pattern(pattern: str) -> ast.expr | ast.stmt:
 def capture_names(text: str) -> frozenset[str]:
     """Names written as ``$name`` in a pattern or a replacement."""
     return frozenset(_CAPTURE.findall(text))
+
+
+def parameter_names(text: str) -> frozenset[str]:
+    """Names written as ``${name}`` in a replacement."""
+    return frozenset(PARAMETER.findall(text))
 
 
 def definitions(module: ast.Module) -> Iterator[Definition]:

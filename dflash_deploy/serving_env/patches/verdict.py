@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_deploy.engine.sglang.versions import order
 from dflash_deploy.serving_env.patches import ledger, pip_record, rewrite
-from dflash_deploy.serving_env.patches.bmm import Decision
+from dflash_deploy.serving_env.patches.bmm import DEFAULT, Decision
 from dflash_deploy.serving_env.patches.description import Patch
 from dflash_deploy.serving_env.patches.source import Source, UnreadableSourceError
 from dflash_deploy.serving_env.patches.tree import Tree, read_bytes
@@ -98,6 +98,7 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
         if now == entry.change.after:
             chosen = ", ".join(f"{name}={value}" for name, value in entry.change.parameters.items())
             evidence.append(f"{patch.file} has the SHA-256 that was recorded: {now[:16]}…")
+            evidence += _variables(patch, content)
             reason = f"applied by this tool on {entry.change.applied_at}" + (
                 f" with {chosen}" if chosen else ""
             )
@@ -126,6 +127,19 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
         drop = f"dflash-deploy patch revert {patch.name} --env {tree.quoted}"
         verdict = replace(verdict, fix=f"{drop} (nothing is left to revert; the old record goes)")
     return Examination(verdict, path, content, reading, entry)
+
+
+def takes_variable(content: bytes, variable: str) -> bool:
+    """Whether a patched file reads the variable; one that an older form of the patch wrote does not."""
+    return f'"{variable}"'.encode() in content
+
+
+def _variables(patch: Patch, content: bytes) -> list[str]:
+    return [
+        f"a server takes another {name} by {one.variable}={'|'.join(one.choices)}, read as it starts"
+        for name, one in patch.parameters.items()
+        if one.variable is not None and takes_variable(content, one.variable)
+    ]
 
 
 def _from_structure(
@@ -174,6 +188,9 @@ def _from_structure(
         return told(VerdictKind.NEEDED, patch.symptom, fix=_apply_command(patch, tree))
     if decision is None or not decision.decided:
         reason = "the code is there to be changed; whether that helps here, only a measurement can say"
+        evidence.append(
+            f"applied with --set backend={DEFAULT} it changes nothing by itself, and lets tune compare others"
+        )
         fix = f"dflash-deploy patch check {patch.name} --env {tree.quoted} --measure"
         if decision is not None:
             reason += f", and there is none: {decision.reason}"

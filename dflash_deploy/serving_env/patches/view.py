@@ -113,6 +113,8 @@ def patch_lines(patch: Patch) -> Iterator[str]:
         yield from _indented(f"limit: {limit}")
     for name, parameter in patch.parameters.items():
         yield from _indented(f"--set {name}={'|'.join(parameter.choices)}: {parameter.summary}")
+        if parameter.variable is not None:
+            yield from _indented(f"{parameter.variable}=… gives one server another {name} than was applied")
     yield from _indented(f"no longer wanted when: {patch.drop_when}")
 
 

@@ -38,7 +38,7 @@ def test_list_says_what_each_is_for() -> None:
     assert "\x1b" not in done.stdout
     found = json.loads(patch("list", "--json").stdout)
     assert [one["name"] for one in found["patches"]] == [BMM, HEAD]
-    assert found["patches"][0]["parameters"]["backend"]["choices"] == ["cudnn", "cutlass", "auto"]
+    assert found["patches"][0]["parameters"]["backend"]["choices"] == ["cublas", "cudnn", "cutlass", "auto"]
 
 
 def test_check_gives_verdicts_with_evidence(env: str) -> None:
@@ -106,7 +106,7 @@ def test_a_back_end_is_taken_by_hand_only_when_said_so(env: str) -> None:
     found = json.loads(done.stdout)["patches"][0]
     assert found["verdict"] == "applied"
     assert found["changed"] is True
-    assert '+            backend="cudnn",' in found["diff"]
+    assert "+            backend=_DFLASH_DEPLOY_BMM_FP8_BACKEND," in found["diff"]
     for value, status, said in (
         ("nonsense", 2, "expected one of"),
         ("cutlass", 1, f"revert {BMM} --env {env}"),

@@ -21,10 +21,10 @@ from dflash_deploy.serving_env.patches.operations import apply, mend, revert, un
 from dflash_deploy.serving_env.patches.tree import Tree, find_tree
 from dflash_deploy.serving_env.patches.verdict import VerdictKind, examine
 
-from .trees import FP8, FP8_SOURCE, install, snapshot
+from .trees import FP8, FP8_SOURCE, fp8_patched, install, snapshot
 
 BMM = "bmm-fp8-backend"
-PATCHED = FP8_SOURCE.replace('"cublas"', '"cudnn"')
+PATCHED = fp8_patched("cudnn")
 
 
 def apply_bmm(tree: Tree, disk: Disk | None = None) -> None:

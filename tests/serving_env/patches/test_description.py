@@ -31,11 +31,14 @@ def test_an_unknown_patch_is_told_with_the_nearest() -> None:
         ("file: sglang/", "file: ../sglang/", "below the site-packages folder"),
         ("find: _raw_flashinfer_bmm_fp8(", "find: ((", "is not Python"),
         ("part: backend", "part: other", "has no part \\$other"),
-        ("""replace: '"${backend}"'""", "replace: $missing", "no part is named"),
-        ("decided_by:", "insert: ../../evil.py\ndecided_by:", "name of a file beside"),
+        ("replace: _DFLASH", "replace: $missing", "no part is named"),
+        ("replace: _DFLASH", "replace: ${missing}", "no parameter is named"),
+        ("insert: replacement.py", "insert: ../../evil.py", "name of a file beside"),
+        ("insert: replacement.py", "insert: absent.py", "no file absent.py beside"),
+        ("  backend:\n    summary", "  other:\n    summary", "insert: no parameter is named \\['backend'\\]"),
         ("functions: [", "functions: !!python/object/apply:os.system [", "not supported"),
         ("check: check_bmm_backend", "check: ../../evil", "expected one of"),
-        ("summary: another", "sumary: another", "did you mean 'summary'"),
+        ("summary: FlashInfer", "sumary: FlashInfer", "did you mean 'summary'"),
     ],
 )
 def test_a_wrong_description_is_told_by_line(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -44,6 +47,7 @@ def test_a_wrong_description_is_told_by_line(tmp_path: Path, old: str, new: str,
     path = tmp_path / "bmm-fp8-backend" / "patch.yaml"
     path.parent.mkdir()
     path.write_text(text.replace(old, new, 1))
+    path.with_name("replacement.py").write_text("CHOSEN = '${backend}'\n")
     with pytest.raises(DeployError, match=said) as caught:
         read_patch(path)
     assert "patch.yaml:" in caught.value.message

@@ -19,7 +19,7 @@ from dflash_deploy.serving_env.patches.operations import apply, mend, revert
 from dflash_deploy.serving_env.patches.tree import Tree, find_tree
 from dflash_deploy.serving_env.patches.verdict import Verdict, VerdictKind, examine
 
-from .trees import DFLASH, FP8, FP8_SOURCE, METHOD, SHAPES, install, snapshot
+from .trees import DFLASH, FP8, FP8_SOURCE, METHOD, SHAPES, fp8_patched, install, snapshot
 
 HEAD = "nvfp4-lm-head"
 BMM = "bmm-fp8-backend"
@@ -37,14 +37,14 @@ def record(tree: Tree) -> bytes:
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize("bom", [b"", codecs.BOM_UTF8])
-def test_apply_changes_a_word_and_revert_puts_everything_back(
+def test_apply_changes_one_place_and_revert_puts_everything_back(
     tmp_path: Path, line_end: str, bom: bytes
 ) -> None:
     source = bom + FP8_SOURCE.replace("\n", line_end).encode()
     install(tmp_path, files={FP8: source}, line_end=line_end)
     tree, before = find_tree(tmp_path), snapshot(tmp_path)
     assert apply_bmm(tree).kind is VerdictKind.APPLIED
-    assert (tmp_path / FP8).read_bytes() == source.replace(b'"cublas"', b'"cudnn"')
+    assert (tmp_path / FP8).read_bytes() == bom + fp8_patched("cudnn").replace("\n", line_end).encode()
     assert "byte for byte" in revert(BMM, tree)
     assert snapshot(tmp_path) == before
 
@@ -111,7 +111,7 @@ def test_the_measurement_is_kept_with_the_patch(tmp_path: Path) -> None:
     ("parameters", "said"),
     [
         ({}, "needs a value for backend"),
-        ({"backend": "magic"}, "expected one of cudnn, cutlass, auto"),
+        ({"backend": "magic"}, "expected one of cublas, cudnn, cutlass, auto"),
         ({"backend": "cudnn", "speed": "9"}, "no parameter 'speed'"),
     ],
 )

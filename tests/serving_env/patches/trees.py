@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from dflash_deploy.serving_env.patches.description import patches_dir
+
 DFLASH = "sglang/srt/models/dflash.py"
 FP8 = "sglang/srt/layers/quantization/fp8_utils.py"
 
@@ -129,6 +131,18 @@ FIXED = METHOD.replace(
         vals, ids = _radix_topk(logits, k)
 """,
 )
+
+
+def fp8_patched(backend: str, source: str = FP8_SOURCE) -> str:
+    """``FP8_SOURCE`` as the patch leaves it."""
+    put_in = (patches_dir() / "bmm-fp8-backend" / "replacement.py").read_text()
+    block = (
+        "# >>> dflash-deploy patch bmm-fp8-backend\n"
+        + put_in.replace("${backend}", backend)
+        + "# <<< dflash-deploy patch bmm-fp8-backend\n\n\n"
+    )
+    changed = source.replace("if supported():", block + "if supported():")
+    return changed.replace('backend="cublas"', "backend=_DFLASH_DEPLOY_BMM_FP8_BACKEND")
 
 
 def record_line(name: str, content: bytes) -> str:
