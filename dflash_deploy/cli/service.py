@@ -140,6 +140,10 @@ def install(
         )
     if source is not None:
         given.path(source)
+    if name == "":
+        raise DeployError(
+            "--name is empty", fix="name the service, or leave --name out", exit_code=ExitCode.USAGE
+        )
     chosen = configurations.of_source(source, trial)
     if chosen.simulated and not allow_simulated:
         raise DeployError(
@@ -207,8 +211,12 @@ def show(name: _Name, *, system: _System = True, json: _Json = False) -> None:
     for line in _summary_lines(summary):
         typer.echo(line)
     for number in store.numbers():
-        generation = store.generation(number)
         mark = "*" if number == summary["current"] else " "
+        try:
+            generation = store.generation(number)
+        except DeployError as error:
+            typer.echo(f" {mark} {number}: {_safe(error.message)}")
+            continue
         kind = " (simulated)" if generation.simulated else ""
         typer.echo(f" {mark} {number}: {generation.created:%Y-%m-%d %H:%M} {_safe(generation.source)}{kind}")
     for one in history[-10:]:
@@ -411,6 +419,7 @@ def _existing(name: str, manager: Manager, *, asked: bool) -> list[Service]:
 
 def _service(name: str, manager: Manager) -> Service:
     import os
+    from contextlib import suppress
     from dataclasses import replace
 
     from dflash_deploy.deploy import canary
@@ -436,8 +445,9 @@ def _service(name: str, manager: Manager) -> Service:
         return found if learnt is None else replace(found, seen=(*found.seen, learnt))
 
     def told(event: Event, why: str) -> None:
-        current = store.current()
-        notify = store.generation(current).notify if current is not None else None
+        current, notify = store.current(), None
+        with suppress(DeployError):
+            notify = store.generation(current).notify if current is not None else None
         if notify is not None:
             for problem in notifying.send(notify, notifying.message(event, name, why)):
                 _tell(f"note: nobody was told: {problem}")
@@ -541,17 +551,28 @@ def _summary(store: Store, manager: Manager) -> dict[str, object]:
         "problem": None,
         "generation": None,
     }
-    try:
+
+    def look_at_change() -> None:
         pending = store.pending()
         summary["cut_short"] = pending.operation if pending else None
+
+    def look_at_generation() -> None:
         current = store.current()
         if current is not None:
             generation = store.generation(current)
             summary["generation"] = as_json(generation)
             summary["stale"] = list(staleness(generation.versions, versions_now(generation)))
+
+    def look_at_unit() -> None:
         summary["state"] = Systemd(manager).active(store.unit_name)
-    except DeployError as error:
-        summary["problem"] = error.message
+
+    problems = []
+    for look in (look_at_change, look_at_generation, look_at_unit):
+        try:
+            look()
+        except DeployError as error:
+            problems.append(error.message)
+    summary["problem"] = "; ".join(problems) or None
     return summary
 
 

@@ -12,13 +12,13 @@ from dflash_deploy.deploy.escape import command_word, executable
 from dflash_deploy.deploy.seal import Seal
 
 _PORT_CHECK = """\
-import socket
+import os, socket
 host, port = sys.argv[1], int(sys.argv[2])
 family = socket.AF_INET6 if ':' in host else socket.AF_INET
 try:
     socket.create_server((host, port), family=family).close()
 except OSError as error:
-    sys.exit(f'{host} port {port} cannot be listened on: {error.strerror}')
+    sys.exit(f'{host} port {port} cannot be listened on: {os.strerror(error.errno or 0)}')
 """
 
 # The engine answers /health with 200 only after it has generated a token; a router answers /readiness so when

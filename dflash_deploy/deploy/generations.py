@@ -18,9 +18,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -157,14 +158,14 @@ class Store:
             DeployError: there is none of this number, or it cannot be read.
         """
         path = self._place(number) / "generation.json"
-        if not path.is_file():
+        if not path.parent.is_dir():
             known = ", ".join(map(str, self.numbers())) or "none"
             raise DeployError(
                 f"service {self.service} has no generation {number} (it has: {known})",
-                fix="dflash-deploy service list",
+                fix=f"dflash-deploy service show {self.service}",
                 exit_code=ExitCode.MISSING,
             )
-        return _read(path, Generation)
+        return _read(path, Generation, self.service)
 
     def unit_text(self, number: int) -> str:
         """The unit of a generation.
@@ -175,8 +176,22 @@ class Store:
         path = self._place(number) / self.unit_name
         try:
             return read_regular(path, most_bytes=_LARGEST_BYTES).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise _damaged(path, str(error)) from error
+        except OSError as error:
+            raise _damaged(path, error.strerror or str(error), self.service) from error
+        except UnicodeDecodeError as error:
+            raise _damaged(path, "it is no text", self.service) from error
+
+    def wrote(self, unit: str) -> bool:
+        """The text is that of one of its generations."""
+        digest = sha256(unit.encode(errors="surrogateescape")).hexdigest()
+        for number in self.numbers():
+            with suppress(DeployError):
+                if self.generation(number).unit_sha256 == digest:
+                    return True
+            with suppress(DeployError):
+                if self.unit_text(number) == unit:
+                    return True
+        return False
 
     def evidence(self, number: int) -> str | None:
         """The record of the trial that a generation was chosen for, as JSON."""
@@ -224,6 +239,9 @@ class Store:
             return
         new = self.folder / ".current.new"
         new.unlink(missing_ok=True)
+        if link.is_dir() and not link.is_symlink():
+            # Not ours, and in the way of the link.
+            link.rename(self.folder / "current.was-a-folder")
         new.symlink_to(Path("generations") / f"{number:04d}")
         new.rename(link)
         _sync(self.folder)
@@ -239,7 +257,13 @@ class Store:
             DeployError: its record cannot be read.
         """
         path = self.folder / "change.json"
-        return _read(path, PendingChange) if path.exists() else None
+        return _read(path, PendingChange, self.service) if path.exists() else None
+
+    def set_pending_aside(self) -> Path:
+        """Keep an unreadable record of a change under another name, where it is in nobody's way."""
+        aside = self.folder / "change.json.unreadable"
+        (self.folder / "change.json").rename(aside)
+        return aside
 
     def under_way(self) -> PendingChange | None:
         """A change that a command works on right now; None also where one was cut short."""
@@ -361,21 +385,22 @@ def event(
     )
 
 
-def _read(path: Path, kind: type[_R]) -> _R:
+def _read(path: Path, kind: type[_R], service: str) -> _R:
     try:
         return kind.model_validate_json(read_regular(path, most_bytes=_LARGEST_BYTES))
     except OSError as error:
-        raise _damaged(path, error.strerror or str(error)) from error
+        raise _damaged(path, error.strerror or str(error), service) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         at = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"{at}: {first['msg']}".removeprefix(": ")) from None
+        raise _damaged(path, f"{at}: {first['msg']}".removeprefix(": "), service) from None
 
 
-def _damaged(path: Path, why: str) -> DeployError:
+def _damaged(path: Path, why: str, service: str) -> DeployError:
     return DeployError(
         f"{path} is no record that this tool reads: {why}",
-        fix="dflash-deploy service rollback N to another generation, or install again",
+        fix=f"dflash-deploy service show {service} (its generations), then dflash-deploy service rollback "
+        f"{service} N; or install it again",
         exit_code=ExitCode.INVALID_INPUT,
     )
 

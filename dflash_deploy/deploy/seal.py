@@ -41,7 +41,17 @@ def seal_of(python: Path) -> Seal:
     Raises:
         DeployError: it has no SGLang, or a patch in it is not intact.
     """
-    tree = find_tree(python)
+    try:
+        tree = find_tree(python)
+    except DeployError as error:
+        if error.exit_code is not ExitCode.MISSING:
+            raise
+        raise DeployError(
+            error.message,
+            fix="give --python the interpreter that SGLang is installed in, or make an environment: "
+            "dflash-deploy env create, then env use",
+            exit_code=ExitCode.MISSING,
+        ) from None
     verdict = verify_intact(python)
     if not verdict.intact:
         raise DeployError(

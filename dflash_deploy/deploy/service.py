@@ -8,6 +8,7 @@ command finds the record and goes back to the generation before (or ends the tak
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
 from dflash_deploy.machine.gpu import read_gpus
+from dflash_deploy.server.ports import holder_of
 
 _UNIT_LIMIT_BYTES = 4 << 20
 _GONE_S = 30.0
@@ -153,6 +155,8 @@ def rollback(service: Service, number: int | None) -> Changed:
         mend(service)
         target = rollback_target(store, number)
         store.generation(target)
+        store.unit_text(target)
+        _require_own_unit(service)
         return _change(service, "rollback", target, start=True)
 
 
@@ -190,6 +194,8 @@ def start(service: Service) -> Changed:
         mend(service)
         current = _need_current(service)
         began = time.monotonic()
+        if not service.running and (taken := _taken(service)):
+            return Changed(current, taken)
         if not service.systemd.start(service.unit):
             return Changed(current, _why_not_started(service))
         return Changed(current, outage_s=time.monotonic() - began)
@@ -210,6 +216,8 @@ def restart(service: Service) -> Changed:
         began = time.monotonic()
         if left := _stop(service):
             return Changed(current, "; ".join(left))
+        if taken := _taken(service):
+            return Changed(current, taken)
         if not service.systemd.start(service.unit):
             return Changed(current, _why_not_started(service))
         return Changed(current, outage_s=time.monotonic() - began)
@@ -223,11 +231,11 @@ def uninstall(service: Service) -> None:
     """
     store = service.store
     with locked(store, make=False):
-        pending = store.pending()
+        pending = _pending_now(service)
         if pending is None or pending.operation != "uninstall":
             mend(service)
             current = store.current()
-            if current is not None:
+            if store.numbers():
                 _require_own_unit(service)
             store.begin(_pending("uninstall", current, None, running=False))
         _take_away(service)
@@ -240,7 +248,7 @@ def mend(service: Service) -> None:
         DeployError: what was cut short was the taking away, which is ended first; there is no service then.
     """
     store = service.store
-    pending = store.pending()
+    pending = _pending_now(service)
     if pending is None:
         store.sweep()
         return
@@ -254,6 +262,18 @@ def mend(service: Service) -> None:
     )
     _go_back(service, pending, "it was cut short")
     store.sweep()
+
+
+def _pending_now(service: Service) -> PendingChange | None:
+    """A change that was cut short. What cannot be read must not keep every command from its work."""
+    try:
+        return service.store.pending()
+    except DeployError as error:
+        current = service.store.current()
+        now = "no generation is" if current is None else f"generation {current} is taken to be"
+        aside = service.store.set_pending_aside()
+        service.tell(f"{error.message}\nit is kept as {aside.name}, and {now} the current one")
+        return None
 
 
 def _change(
@@ -295,6 +315,8 @@ def _bring_up(service: Service, number: int) -> str | None:
     if left := _stop(service):
         return "; ".join(left)
     _put(service, number)
+    if taken := _taken(service):
+        return taken
     service.tell(f"starting {service.unit}; this takes until the model answers")
     if not service.systemd.start(service.unit):
         return _why_not_started(service)
@@ -378,19 +400,34 @@ def _remove_empty(folder: Path) -> None:
 
 def _require_own_unit(service: Service) -> None:
     """What stands where the unit is to stand must be ours to replace."""
-    path, current = service.unit_path, service.store.current()
+    path = service.unit_path
     if not path.exists() and not path.is_symlink():
         return
     try:
-        text = read_regular(path, most_bytes=_UNIT_LIMIT_BYTES).decode(errors="replace")
+        text = read_regular(path, most_bytes=_UNIT_LIMIT_BYTES).decode(errors="surrogateescape")
     except OSError as error:
         text = f"({error.strerror})"
-    if current is None or text != service.store.unit_text(current):
-        raise DeployError(
-            f"{path} is there, and no generation of this service has written it",
-            fix=f"move it away first: mv {path} {path}.mine",
-            exit_code=ExitCode.UNAVAILABLE,
-        )
+    if service.store.wrote(text):
+        return
+    move = shlex.join(["mv", str(path), f"{path}.mine"])
+    ours = bool(service.store.numbers())
+    raise DeployError(
+        f"{path} is there, and no generation of this service has written it"
+        + (" so (changed by hand?)" if ours else ""),
+        fix=f"move it away first: {move}"
+        + (f"; for changes there is systemctl edit {service.unit}" if ours else ""),
+        exit_code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _taken(service: Service) -> str | None:
+    """Who has the port of the current generation, when the service does not run."""
+    with suppress(DeployError):
+        current = service.store.current()
+        generation = None if current is None else service.store.generation(current)
+        if generation is not None and (holder := holder_of(generation.host, generation.port)):
+            return f"port {generation.port} on {generation.host} is taken by {holder}"
+    return None
 
 
 def _stop(service: Service) -> tuple[str, ...]:
@@ -417,9 +454,10 @@ def _left(service: Service, pids: frozenset[int]) -> tuple[str, ...]:
         if process.pid in pids
     ]
     current = service.store.current()
-    if current is not None:
-        generation = service.store.generation(current)
-        with suppress(OSError):
+    # A generation that cannot be read tells no port; that must keep nobody from leaving it.
+    with suppress(DeployError, OSError):
+        if current is not None:
+            generation = service.store.generation(current)
             socket.create_connection((generation.health_host, generation.port), timeout=2).close()
             told.append(f"port {generation.port} on {generation.health_host} still takes connections")
     return tuple(told)
@@ -455,9 +493,19 @@ def _need_current(service: Service) -> int:
 
 
 def _why_not_started(service: Service) -> str:
+    loaded = service.systemd.property(service.unit, "LoadState")
+    if loaded == "masked":
+        scope = "--user " if service.systemd.manager == "user" else ""
+        return (
+            f"{service.unit} is masked, so that nobody can start it: systemctl {scope}unmask {service.unit}"
+        )
+    if loaded in ("not-found", "bad-setting", "error"):
+        what = loaded.replace("-", " ")
+        return f"{service.unit} cannot be started: for systemd it is {what} ({service.unit_path})"
     said = service.systemd.last_lines(service.unit)
     result = service.systemd.property(service.unit, "Result")
-    told = f"{service.unit} did not start ({result or 'unknown'})"
+    why = f" ({result})" if result not in ("", "success") else ""
+    told = f"{service.unit} did not start{why}"
     return f"{told}; its last lines:\n{said}" if said else told
 
 

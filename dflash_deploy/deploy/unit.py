@@ -111,9 +111,14 @@ def checked(spec: UnitSpec) -> UnitSpec:
     if not _NAME.fullmatch(spec.service):
         raise _wrong(f"{spec.service!r} cannot name a service", "use a-z, 0-9 and '-', at most 63")
     if spec.user is not None and not _USER.fullmatch(spec.user):
-        raise _wrong(f"{spec.user!r} cannot be a user's name", "give --user the name of an account")
+        raise _wrong(f"{spec.user!r} cannot be a user's name", "name an account, such as llm")
+    if spec.user == "root":
+        raise _wrong(
+            "a service that answers requests does not run as root",
+            "leave the account out (systemd makes one), or name one that has no rights of its own",
+        )
     if spec.user is not None and spec.manager == "user":
-        raise _wrong("a unit of the user manager runs as that user", "leave --user out, or give --system")
+        raise _wrong("a unit of the user manager runs as that user", "leave the account out")
     if any(_SECRET_OPTION.match(argument) for argument in spec.argv):
         raise _wrong(
             "an API key stands in the engine's flags, where every user of the machine could read it",

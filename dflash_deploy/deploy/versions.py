@@ -18,11 +18,12 @@ _CONFIG_LIMIT_BYTES = 4 << 20
 _MOST_FILES = 2000
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".json")
 _COMMIT = re.compile(rb"[0-9a-f]{40}\s*")
+_GONE = "gone"
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Each None where it could not be told.
+    """Each None where it could not be told, and ``gone`` where what was there is not any more.
 
     Attributes:
         engine: SGLang's version.
@@ -50,7 +51,10 @@ def staleness(installed: Versions, now: Versions) -> tuple[str, ...]:
     told = []
     for field, words in _WORDS.items():
         before, after = getattr(installed, field), getattr(now, field)
-        if before is None or after is None or before == after:
+        if before in (None, _GONE) or after is None or before == after:
+            continue
+        if after == _GONE:
+            told.append(f"{words} is not there any more: the next start will fail")
             continue
         fingerprint = field in ("model", "draft")
         told.append(f"{words} has changed" if fingerprint else f"{words} was {before} and is {after}")
@@ -78,7 +82,7 @@ def read_versions(
         driver = None
     verdict = verify_intact(python)
     return Versions(
-        engine=verdict.version,
+        engine=verdict.version or (_GONE if _gone(python) else None),
         driver=driver,
         model=_fingerprint(flags.get("model-path"), hub),
         draft=_fingerprint(flags.get("speculative-draft-model-path"), hub),
@@ -93,6 +97,8 @@ def _fingerprint(place: object, hub: Path | None) -> str | None:
         folder = Path(place).expanduser()
         if folder.is_dir():
             return _folder_fingerprint(folder)
+        if folder.is_absolute():
+            return _GONE if _gone(folder) else None
         if hub is None or not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
             return None
         ref = hub / "hub" / f"models--{place.replace('/', '--')}" / "refs" / "main"
@@ -100,6 +106,17 @@ def _fingerprint(place: object, hub: Path | None) -> str | None:
     except (OSError, RuntimeError, DeployError):
         return None
     return commit.strip().decode() if _COMMIT.fullmatch(commit) else None
+
+
+def _gone(path: Path) -> bool:
+    """It is certainly not there, which is another thing than not to be seen from here."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _folder_fingerprint(folder: Path) -> str:

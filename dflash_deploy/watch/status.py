@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from dflash_deploy import paths
+from dflash_deploy.deploy.systemctl import Systemd
 from dflash_deploy.deploy.timer import state_folders
 from dflash_deploy.engine.boot import BootRecord, Stage
 from dflash_deploy.engine.sglang import http, metrics
@@ -30,7 +31,7 @@ from dflash_deploy.watch.history import Sample, Series
 from dflash_deploy.watch.journal import unit_log
 from dflash_deploy.watch.memory import Part, split
 from dflash_deploy.watch.places import Place
-from dflash_deploy.watch.recorded import Recorded, recorded
+from dflash_deploy.watch.recorded import Recorded, installed, recorded
 from dflash_deploy.watch.units import UnitState
 
 Health = Literal["healthy", "starting", "unhealthy", "stopped"]
@@ -383,7 +384,9 @@ def _not_listening(place: Place) -> ServerStatus:
     if unit.active == "failed" or unit.sub == "auto-restart":
         return _failed(place, unit)
     start = f"systemctl {'--user ' if unit.manager == 'user' else ''}start {unit.name}"
-    return ServerStatus(place, "stopped", problem=f"the unit is {unit.active}", fix=start)
+    if installed(unit) is not None:
+        start = f"dflash-deploy service start{_user(unit)} {unit.service}"
+    return ServerStatus(place, "stopped", problem=f"its unit is {unit.active}", fix=start)
 
 
 def _failed(place: Place, unit: UnitState) -> ServerStatus:
@@ -392,6 +395,8 @@ def _failed(place: Place, unit: UnitState) -> ServerStatus:
     why = f" ({unit.result})"
     if boot is not None and boot.failure is not None:
         why = f" in stage {boot.failure.stage}: {printable(boot.failure.message, longest=300)}"
+    elif said := _last_words(unit):
+        why += f": {printable(said, longest=300)}"
     if unit.sub == "auto-restart":
         then = "; systemd starts it again in a moment"
     elif unit.restarts or unit.result == "start-limit-hit":
@@ -403,6 +408,13 @@ def _failed(place: Place, unit: UnitState) -> ServerStatus:
     if unit.active == "failed":
         fix += f"; then dflash-deploy service start{_user(unit)} {unit.service}"
     return ServerStatus(place, "unhealthy", place.pid, f"it failed{why}{then}", fix)
+
+
+def _last_words(unit: UnitState) -> str | None:
+    """The last line that is the service's own, and not systemd's about it."""
+    (text,) = within(_LOG_S, [partial(Systemd(unit.manager).last_lines, unit.name)])
+    lines = [line for line in (text or "").splitlines() if unit.name not in line]
+    return lines[-1] if lines else None
 
 
 def _silent(place: Place, problem: str, pid: int | None = None) -> ServerStatus:

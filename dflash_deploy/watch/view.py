@@ -90,12 +90,12 @@ def _server_section(server: ServerStatus) -> Section:
     if at := ", ".join(part for part in (place.base_url, process) if part):
         rows.append(("at", printable(at, longest=200)))
     if unit is not None:
-        starts = "at boot" if unit.enabled else "by hand"
+        when = ("at boot" if unit.manager == "system" else "at login") if unit.enabled else "only by hand"
+        again = f"restarted {unit.restarts} times by systemd" if unit.restarts else "never restarted"
         rows.append(
             (
                 "unit",
-                f"{unit.name} ({unit.manager} manager): {unit.active} ({unit.sub}), "
-                f"{unit.restarts} restarts by itself, started {starts}",
+                f"{unit.name} ({unit.manager} manager): {unit.active} ({unit.sub}), {again}, starts {when}",
             )
         )
     if server.recorded is not None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -45,6 +47,7 @@ class Machine:
         self._write({"running": {}, "loaded": {}})
         self.steps = -1
         self.bad: set[str] = set()
+        self.load_state = "loaded"
 
     def step(self) -> None:
         if self.steps == 0:
@@ -99,7 +102,8 @@ class Machine:
         return "active" if self.running(unit) else "inactive"
 
     def property(self, unit: str, name: str) -> str:
-        return "exit-code" if name == "Result" else ""
+        known = {"Result": "exit-code", "LoadState": self.load_state}
+        return known.get(name, "")
 
     def last_lines(self, unit: str) -> str:
         return "out of memory"
@@ -230,6 +234,118 @@ def test_a_unit_that_somebody_else_wrote_is_left_alone(box: Service, machine: Ma
         service.install(box, make, start=True)
     assert box.unit_path.read_text() == "[Service]\nExecStart=/bin/mine\n"
     assert not box.store.folder.parent.parent.exists()
+
+
+def test_a_unit_that_was_changed_by_hand_is_not_lost_to_a_rollback(box: Service, machine: Machine):
+    for _ in range(2):
+        service.install(box, make, start=True)
+    edited = box.unit_path.read_text() + "# mine\n"
+    box.unit_path.write_text(edited)
+    for work in (lambda: service.rollback(box, 1), lambda: service.uninstall(box)):
+        with pytest.raises(DeployError, match="changed by hand") as caught:
+            work()
+        assert "systemctl edit dflash-sglang-box.service" in str(caught.value.fix)
+    assert box.unit_path.read_text() == edited
+    assert machine.running(box.unit)
+    # What an older generation has written is ours too.
+    box.unit_path.write_text(_UNIT.format(1))
+    assert service.rollback(box, 1).problem is None
+
+
+def _bad_generation(folder: Path) -> None:
+    path = folder / "generations" / "0002" / "generation.json"
+    path.unlink()
+    path.write_text("{")
+
+
+def _no_generation(folder: Path) -> None:
+    shutil.rmtree(folder / "generations" / "0002")
+
+
+def _endless_link(folder: Path) -> None:
+    path = folder / "generations" / "0002" / "generation.json"
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _endless_current(folder: Path) -> None:
+    (folder / "current").unlink()
+    (folder / "current").symlink_to("current")
+
+
+def _folder_as_current(folder: Path) -> None:
+    (folder / "current").unlink()
+    (folder / "current").mkdir()
+    (folder / "current" / "x").touch()
+
+
+def _bad_change(folder: Path) -> None:
+    (folder / "change.json").write_text("{")
+
+
+_HARM = [_bad_generation, _no_generation, _endless_link, _endless_current, _folder_as_current, _bad_change]
+
+
+@pytest.mark.parametrize("harm", _HARM)
+@pytest.mark.parametrize("way", ["rollback", "install", "uninstall"])
+def test_whatever_is_damaged_there_is_a_way_on(box: Service, machine: Machine, harm: Callable, way: str):
+    for _ in range(2):
+        service.install(box, make, start=True)
+    harm(box.store.folder)
+    if harm is _no_generation:
+        # Nobody knows any more who wrote the unit; this is what a command then says to do.
+        box.unit_path.rename(f"{box.unit_path}.mine")
+    if way == "rollback":
+        assert service.rollback(box, 1).problem is None
+        assert _serves(box, machine, 1)
+    elif way == "install":
+        changed = service.install(box, make, start=True)
+        assert changed.problem is None
+        assert _serves(box, machine, changed.generation or 0)
+    else:
+        service.uninstall(box)
+        assert _state(box, machine) == (None, None, None)
+
+
+@pytest.mark.parametrize("harm", [_bad_generation, _no_generation, _endless_link, _bad_change])
+def test_damage_takes_down_nothing_that_runs(box: Service, machine: Machine, harm: Callable):
+    for _ in range(2):
+        service.install(box, make, start=True)
+    harm(box.store.folder)
+    service.restart(box)
+    assert machine.running(box.unit) == _UNIT.format(2)
+
+
+def test_a_taken_port_is_told_with_its_holder_before_an_engine_is_started(box: Service, machine: Machine):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def on_port(number: int) -> tuple[Generation, str, str | None]:
+            generation, unit, evidence = make(number)
+            return generation.model_copy(update={"port": port}), unit, evidence
+
+        changed = service.install(box, on_port, start=True)
+        assert f"port {port} on 127.0.0.1 is taken by process {os.getpid()}" in str(changed.problem)
+        service.install(box, on_port, start=False)
+        for work in (service.start, service.restart):
+            assert "is taken by process" in str(work(box).problem)
+    assert service.start(box).problem is None
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("masked", "systemctl unmask dflash-sglang-box.service"), ("bad-setting", "bad setting")],
+)
+def test_a_unit_that_systemd_cannot_start_is_told_as_such(
+    box: Service, machine: Machine, state: str, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    service.install(box, make, start=False)
+    monkeypatch.setattr(machine, "manager", "system")
+    machine.load_state = state
+    machine.bad.add(_UNIT.format(1))
+    problem = str(service.start(box).problem)
+    assert said in problem
+    assert "out of memory" not in problem
 
 
 def test_one_command_at_a_time(box: Service):

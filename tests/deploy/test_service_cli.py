@@ -71,7 +71,8 @@ def test_without_a_manager_to_talk_to_nothing_is_left_behind(python: Path):
         (["install", "--from", "no-such"], 4, "no study 'no-such'"),
         (["install", "--from", ""], 2, "expected a path"),
         (["install", "--from", "simulated"], 2, "--allow-simulated"),
-        (["install", "--from", "mine", "--python", "/no/such/python"], 4, "/no/such/python"),
+        (["install", "--from", "mine", "--python", "/no/such/python"], 4, "give --python the interpreter"),
+        (["install", "--from", "mine", "--name", ""], 2, "--name is empty"),
         (["install", "--user", "--from", "mine", "--run-as", "me"], 2, "--run-as"),
         (["show", "none"], 4, "no service 'none'"),
         (["show", "../.."], 4, "no service '../..'"),
@@ -94,3 +95,15 @@ def test_an_empty_list_is_one():
     done = service("list", "--user", "--json")
     assert json.loads(done.stdout) == {"schema_version": 1, "services": []}
     assert "No service" in service("list", "--user").stdout
+
+
+def test_a_service_with_a_damaged_generation_is_shown_with_what_can_be_read():
+    folder = data_dir() / "services" / "box" / "generations"
+    for number in (1, 2):
+        (folder / f"000{number}").mkdir(parents=True)
+        (folder / f"000{number}" / "generation.json").write_text("{")
+    done = service("show", "--user", "box")
+    assert done.returncode == 0
+    assert done.stdout.count("is no record that this tool reads") == 2
+    listed = json.loads(service("list", "--user", "--json").stdout)["services"]
+    assert [one["generations"] for one in listed] == [[1, 2]]

@@ -138,6 +138,7 @@ def test_a_loopback_address_needs_none(host: str):
         {"service": "../x"},
         {"service": ""},
         {"user": "root\nUser=x"},
+        {"user": "root"},
         {"user": "me", "manager": "user"},
         {"argv": ("python", "-m", "sglang.launch_server")},
         {"argv": (sys.executable, "a\nb")},

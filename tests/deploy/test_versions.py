@@ -52,9 +52,23 @@ def test_a_models_folder_and_a_hub_name_are_told_apart_from_what_they_become(tmp
 
     first = read()
     assert first == read()
-    assert (first.engine, first.driver, first.draft, first.patches) == (None, "610.43.02", "1" * 40, None)
+    assert (first.engine, first.driver, first.draft, first.patches) == ("gone", "610.43.02", "1" * 40, None)
     ref.write_text("2" * 40)
     (model / "model.safetensors").write_bytes(b"12345")
     assert staleness(first, read()) == ("the model has changed", "the draft model has changed")
     ref.write_text("no commit")
     assert read().draft is None
+    (model / "config.json").unlink()
+    (model / "model.safetensors").unlink()
+    model.rmdir()
+    assert staleness(first, read()) == ("the model is not there any more: the next start will fail",)
+
+
+def test_an_environment_that_is_gone_is_told_and_one_that_cannot_be_seen_is_not(tmp_path: Path):
+    with_engine = Versions(engine="0.5.23")
+    gone = read_versions(tmp_path / "env" / "bin" / "python", {}, hub=None)
+    assert staleness(with_engine, gone) == ("SGLang is not there any more: the next start will fail",)
+    (tmp_path / "python").touch()
+    assert staleness(with_engine, read_versions(tmp_path / "python", {}, hub=None)) == ()
+    # What was not there when it was written down has not gone since.
+    assert staleness(gone, with_engine) == ()
