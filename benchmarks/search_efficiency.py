@@ -31,13 +31,13 @@ from virtual_trial import VirtualCard
 
 from dflash_deploy.machine.cards import Card, load_card
 from dflash_deploy.profile.load import load_profile
-from dflash_deploy.profile.schema import FlagSetting, Goal, Profile
+from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import shared_flags
 from dflash_deploy.tune.learned import Experience, ran_out
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.search import Proposal, Rate, Search, Stop
-from dflash_deploy.tune.select import best_of, lost_already
+from dflash_deploy.tune.select import best_of
 from dflash_deploy.tune.space import Space, key_of, space_of, tidy
 
 PROFILES = (
@@ -78,7 +78,7 @@ class Landscape:
         return self.trials.holds({flag: value for flag, value in record.flags.items() if flag not in shared})
 
     def known(self) -> list[Settings]:
-        return [tidy({**self.profile.flags, **known.flags}) for known in self.profile.known]
+        return [self.space.whole(known.flags) for known in self.profile.known]
 
     def forecaster(self, *, planned: bool = True) -> Forecaster:
         return Forecaster(
@@ -121,6 +121,9 @@ Player = Callable[[Landscape], Played]
 
 def landscape(name: str, seed: int) -> Landscape:
     profile = load_profile(name)
+    # Answers are shorter than the profile's, for time.
+    workload = profile.workload.model_copy(update={"output_tokens": OUTPUT_TOKENS})
+    profile = profile.model_copy(update={"workload": workload})
     card = load_card(profile.card or "")
     trials = VirtualCard(profile, card.id, seed, OUTPUT_TOKENS, card.memory_mib)
     return Landscape(name, seed, profile, card, space_of(profile), trials)
@@ -140,10 +143,6 @@ def highest(land: Landscape, records: list[TrialRecord]) -> Played:
     return Played(land, tuple(records), best)
 
 
-def lost_in_first(record: TrialRecord, best: TrialRecord | None, goal: Goal) -> bool:
-    return record.measured is not None and lost_already(record.measured.per_round[:1], best, goal)
-
-
 def ours(
     land: Landscape,
     *,
@@ -151,17 +150,15 @@ def ours(
     planned: bool = True,
     prior: bool = True,
     warm: bool = True,
-    halving: bool = True,
 ) -> Played:
     """The search of ``dflash-deploy tune``."""
     rate: Rate = land.rate if prior else (lambda _: None)
     known = [Proposal(one, "known", "") for one in land.known()] if warm else []
     shared = shared_flags(land.profile, simulated=True)
-    goal = land.profile.objective.optimize
     search = kind(
         land.space,
         land.forecaster(planned=planned),
-        goal=goal,
+        goal=land.profile.objective.optimize,
         rate=rate,
         shared=shared,
         seed=land.seed,
@@ -175,8 +172,6 @@ def ours(
         record = land.trials.run(proposal.settings, number=len(records) + 1, source=proposal.source)
         if proposal.proves is not None:
             record = land.trials.proven(record, proposal.proves, proposal.settings)
-        elif halving and lost_in_first(record, best_of(land.profile, records), goal):
-            record = land.trials.cut(record)
         search.forecaster = search.forecaster.after(record)
         search.tell(record)
         records.append(record)
@@ -285,7 +280,6 @@ ABLATIONS: dict[str, Player] = {
     "ours, no plan of memory": lambda land: ours(land, planned=False),
     "ours, no speed prior": lambda land: ours(land, prior=False),
     "ours, failures teach nothing": lambda land: ours(land, kind=Forgetful),
-    "ours, no halving": lambda land: ours(land, halving=False),
     "ours, no known settings": lambda land: ours(land, warm=False),
 }
 

@@ -6,6 +6,7 @@ No process, no HTTP: what ``tune`` does with a simulated server, without waiting
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -33,6 +34,7 @@ class VirtualCard:
 
     Attributes:
         output_tokens: of each answer; less than the profile's, where time counts more than short answers do.
+        slow: by a trial's number, how many times as long every step takes then: the machine's drift.
     """
 
     profile: Profile
@@ -40,7 +42,8 @@ class VirtualCard:
     seed: int
     output_tokens: int
     memory_mib: int
-    _known: dict[str, TrialRecord] = field(default_factory=dict)
+    slow: Callable[[int], float] = lambda _: 1.0
+    _known: dict[tuple[str, float], TrialRecord] = field(default_factory=dict)
     _held: dict[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,20 +53,12 @@ class VirtualCard:
         self, settings: dict[str, FlagSetting], *, number: int = 1, source: str = "search"
     ) -> TrialRecord:
         """What comes of a configuration (the flags of the model are added)."""
-        key = key_of(settings)
+        slow = self.slow(number)
+        key = key_of(settings), slow
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._run(settings)
+            known = self._known[key] = self._run(settings, slow)
         return known.model_copy(update={"number": number, "source": source})
-
-    @staticmethod
-    def cut(record: TrialRecord) -> TrialRecord:
-        """The same trial, measured for one round only because that had lost already."""
-        measured = record.measured
-        if measured is None or len(measured.per_round) < 2:
-            return record
-        spared_s = sum(one.latency_s for one in measured.per_round[1:])
-        return record.model_copy(update={"wall_s": record.wall_s - spared_s})
 
     def holds(self, settings: dict[str, FlagSetting]) -> bool:
         """Whether it lives through all that was promised: everybody at once with the whole context."""
@@ -111,7 +106,7 @@ class VirtualCard:
         )
         return self.memory_mib - run.vram_used_mib if run.served else None
 
-    def _run(self, settings: dict[str, FlagSetting]) -> TrialRecord:
+    def _run(self, settings: dict[str, FlagSetting], slow: float) -> TrialRecord:
         profile = self.profile
         flags = {**self._shared, **settings}
         users, measure = profile.workload.users, profile.measure
@@ -136,6 +131,7 @@ class VirtualCard:
             seed=self.seed,
             version=profile.engine.version,
             env={**profile.env, **variables(settings)},
+            slow=slow,
         )
         boot = read_boot_log(line for text in run.log for line in text.splitlines())
         served_s = sum(one.seconds for one in run.rounds)

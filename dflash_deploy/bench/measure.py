@@ -46,7 +46,6 @@ def measure(
     check_output: bool = True,
     salt: str | None = "",
     on_round: Callable[[str], None] | None = None,
-    enough: Callable[[Sequence[RoundFigures]], bool] | None = None,
 ) -> Measurement | NotMeasured:
     """Run the warm-up rounds and the measured rounds of one load level.
 
@@ -70,7 +69,6 @@ def measure(
         salt: starts every prompt, with round and user, so that no cache can help; the empty default
             makes a random one, None adds nothing.
         on_round: told what is going on, in a few words.
-        enough: asked after each measured round, with all so far, whether the rest can be spared.
     """
     if min(users, rounds, warm_up, output_tokens, len(prompts)) < 1:
         raise ValueError("users, rounds, warm_up, output_tokens and prompts are one or more")
@@ -94,7 +92,6 @@ def measure(
             warm_up,
             peak=peak,
             tell=on_round or (lambda _: None),
-            enough=enough or (lambda _: False),
         )
     )
     if isinstance(played, NotMeasured):
@@ -148,7 +145,6 @@ async def _play_all(
     *,
     peak: _Peak,
     tell: Callable[[str], None],
-    enough: Callable[[Sequence[RoundFigures]], bool],
 ) -> tuple[Round, list[Round]] | NotMeasured:
     watch = asyncio.create_task(peak.watch())
     try:
@@ -165,8 +161,6 @@ async def _play_all(
                 continue
             measured.append(played)
             await peak.look()
-            if enough([_figures(one) for one in measured]):
-                break
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)

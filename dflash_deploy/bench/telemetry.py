@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -35,6 +35,26 @@ class Telemetry:
     clock_reasons: dict[str, float]
     throttled: float
     vram_peak_mib: int | None
+
+    @classmethod
+    def of(cls, seen: Sequence[GpuSample]) -> Self | None:
+        """What samples come to; None where there is none."""
+        if not seen:
+            return None
+        vram = [one.vram_used_mib for one in seen if one.vram_used_mib is not None]
+        reasons = Counter(reason for one in seen for reason in one.clock_reasons or ())
+        return cls(
+            samples=len(seen),
+            clock_sm_mhz=Quantiles.of(one.clock_sm_mhz for one in seen if one.clock_sm_mhz is not None),
+            clock_memory_mhz=Quantiles.of(
+                one.clock_memory_mhz for one in seen if one.clock_memory_mhz is not None
+            ),
+            power_w=Quantiles.of(one.power_w for one in seen if one.power_w is not None),
+            temperature_c=Quantiles.of(one.temperature_c for one in seen if one.temperature_c is not None),
+            clock_reasons={reason: count / len(seen) for reason, count in reasons.most_common()},
+            throttled=sum(bool(HELD_BACK & set(one.clock_reasons or ())) for one in seen) / len(seen),
+            vram_peak_mib=max(vram, default=None),
+        )
 
 
 class GpuWatch:
@@ -78,20 +98,4 @@ class GpuWatch:
 
     def telemetry(self) -> Telemetry | None:
         """What was seen until now; None where the card never answered."""
-        seen = list(self._samples)
-        if not seen:
-            return None
-        vram = [one.vram_used_mib for one in seen if one.vram_used_mib is not None]
-        reasons = Counter(reason for one in seen for reason in one.clock_reasons or ())
-        return Telemetry(
-            samples=len(seen),
-            clock_sm_mhz=Quantiles.of(one.clock_sm_mhz for one in seen if one.clock_sm_mhz is not None),
-            clock_memory_mhz=Quantiles.of(
-                one.clock_memory_mhz for one in seen if one.clock_memory_mhz is not None
-            ),
-            power_w=Quantiles.of(one.power_w for one in seen if one.power_w is not None),
-            temperature_c=Quantiles.of(one.temperature_c for one in seen if one.temperature_c is not None),
-            clock_reasons={reason: count / len(seen) for reason, count in reasons.most_common()},
-            throttled=sum(bool(HELD_BACK & set(one.clock_reasons or ())) for one in seen) / len(seen),
-            vram_peak_mib=max(vram, default=None),
-        )
+        return Telemetry.of(list(self._samples))

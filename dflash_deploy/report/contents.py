@@ -18,6 +18,7 @@ from dflash_deploy.report.limits import LimitKept, limits_kept
 from dflash_deploy.report.memory import Comparison, compare
 from dflash_deploy.report.pareto import Spot, spots
 from dflash_deploy.report.schedule import Schedule, schedule_of
+from dflash_deploy.tune.gain import Gain
 from dflash_deploy.tune.journal import tuner_of
 from dflash_deploy.tune.reasons import reasons_of
 from dflash_deploy.tune.records import (
@@ -30,7 +31,7 @@ from dflash_deploy.tune.records import (
     read_trials,
 )
 from dflash_deploy.tune.select import best_trial, proof_of
-from dflash_deploy.tune.summary import Baseline, Best, baselines_of, best_of
+from dflash_deploy.tune.summary import Baseline, Best, baselines_of, best_of, repeated
 
 State = Literal["running", "cut short", "at rest"]
 """running: a tuner works on it now. cut short: a trial was begun and never ended. at rest: neither."""
@@ -53,6 +54,7 @@ class Report:
         baselines: settings that somebody knew, held against the best.
         reasons: why each searched flag of the best is there.
         proof: what the best went through when it was started again; None where it was not.
+        repeated: how it did then, against the first time.
         card: None where it is not a known one.
     """
 
@@ -68,6 +70,7 @@ class Report:
     baselines: tuple[Baseline, ...]
     reasons: Mapping[str, str]
     proof: Proof | None
+    repeated: Gain | None
     limits: tuple[LimitKept, ...]
     spots: tuple[Spot, ...]
     schedule: Schedule
@@ -110,8 +113,9 @@ def read_report(folder: Path) -> Report:
         baselines=tuple(baselines_of(study, trials, best)),
         reasons=reasons_of(study, best, trials) if best else {},
         proof=proven.proof if best and (proven := proof_of(best, trials)) else None,
+        repeated=repeated(study, trials, best) if best else None,
         limits=limits_kept(study, best) if best else (),
-        spots=spots(trials),
+        spots=spots(study.profile, trials),
         schedule=schedule_of(trials, study.time_scale),
         memory=compare(study, card, trials, best),
         importance=importance_of(study.profile, trials),

@@ -38,6 +38,7 @@ def render_json(report: Report) -> str:
         "baselines": report.baselines,
         "reasons": dict(report.reasons),
         "proof": report.proof,
+        "repeated": report.repeated,
         "limits": report.limits,
         "pareto": report.spots,
         "timeline": report.schedule.stretches,

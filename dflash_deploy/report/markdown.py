@@ -14,7 +14,7 @@ from dflash_deploy.report.contents import Report
 from dflash_deploy.report.verdict import verdict
 from dflash_deploy.tune.outlook import duration
 from dflash_deploy.tune.screen import GOAL_UNITS, outcome_line
-from dflash_deploy.tune.summary import proof_line
+from dflash_deploy.tune.summary import interval_words, proof_line, repeated_line, versus
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$@&]|^[-+=]|(?<=http):|(?<=https):|(?<=www)\.)", re.IGNORECASE)
 """What begins markup, a mention or, as some read it, a link."""
@@ -78,13 +78,16 @@ def _command(report: Report) -> Iterator[str]:
     yield ""
     proof = _text(proof_line(report.proof, report.kind))
     yield f"{proof[0].upper()}{proof[1:]}."
+    if report.repeated is not None:
+        told = _text(repeated_line(report.repeated, report.study.profile.objective.optimize))
+        yield f"{told[0].upper()}{told[1:]} ({report.kind})."
     if report.reasons:
         yield ""
         yield from _table(("flag", "why it is there"), report.reasons.items())
 
 
 def _comparison(report: Report) -> Iterator[str]:
-    best = report.best
+    best, goal = report.best, report.study.profile.objective.optimize
     yield from _section("Before and after")
     if best is None:
         yield "Nothing to compare."
@@ -92,28 +95,23 @@ def _comparison(report: Report) -> Iterator[str]:
     yield from _table(
         (
             "setting",
-            f"{GOAL_UNITS[report.study.profile.objective.optimize]} ({report.kind})",
-            "by round",
-            "gain of the best",
+            f"{GOAL_UNITS[goal]} ({report.kind})",
+            "interval",
+            "the best is",
         ),
         (
             (
                 f"trial {best.trial}",
                 words.number(best.objective),
-                f"{words.number(best.spread.low)} to {words.number(best.spread.high)}",
+                interval_words(best.interval),
                 "",
             ),
             *(
                 (
                     one.name,
                     "none" if one.objective is None else words.number(one.objective),
-                    one.reason or one.outcome
-                    if one.spread is None
-                    else f"{words.number(one.spread.low)} to {words.number(one.spread.high)}",
-                    ""
-                    if one.gain is None
-                    else f"{words.signed_percent(one.gain.median)} ({words.signed_percent(one.gain.low)} to "
-                    f"{words.signed_percent(one.gain.high)})",
+                    one.reason or one.outcome if one.objective is None else interval_words(one.interval),
+                    "" if one.gain is None else versus(one.gain, one.name, goal),
                 )
                 for one in report.baselines
                 if one.trial != best.trial

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -23,12 +23,13 @@ from dflash_deploy.report import words
 from dflash_deploy.report.chart import Axis, Mark, Plot, Segment, axis, stacked
 from dflash_deploy.report.contents import Report
 from dflash_deploy.report.memory import PARTS
-from dflash_deploy.report.pareto import Spot
+from dflash_deploy.report.pareto import Figure, Spot, figures_shown, front
 from dflash_deploy.report.verdict import verdict
 from dflash_deploy.resources import resource_dir
+from dflash_deploy.tune.gain import Gain
 from dflash_deploy.tune.outlook import duration
 from dflash_deploy.tune.screen import GOAL_UNITS
-from dflash_deploy.tune.summary import proof_line, serving_command
+from dflash_deploy.tune.summary import interval_words, proof_line, repeated_line, serving_command, versus
 
 _LONGEST_TEXT = 20_000
 _PLOT = (400.0, 300.0)
@@ -42,19 +43,24 @@ def render_page(report: Report) -> str:
     """The page."""
     template, style, script = _parts()
     study = report.study
+    goal = study.profile.objective.optimize
+    held, shares = _held(report)
     return template.render(
         report=report,
         study=study,
         kind=report.kind,
-        unit=GOAL_UNITS[study.profile.objective.optimize],
+        unit=GOAL_UNITS[goal],
         verdict=verdict(report),
         style=Markup(style),  # noqa: S704  (our own files)
         script=Markup(script),  # noqa: S704
         policy=_policy(style, script),
-        intervals=_intervals(report),
+        held=held,
+        shares=shares,
         changes=_changes(report),
         columns=_columns(report),
         proof=proof_line(report.proof, report.kind),
+        repeated=repeated_line(report.repeated, goal) if report.repeated else None,
+        default_tried=_default_tried(report),
         plots=_plots(report),
         timeline=_timeline(report),
         memory_bars=_memory_bars(report),
@@ -109,64 +115,64 @@ def _hash(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """One setting's objective over its rounds, on an axis shared with the others."""
+class Held:
+    """One setting held against the best: ``at`` is its place in per cent of the best, ``words`` say so."""
 
     name: str
-    trial: int
     value: float | None
-    low: float
-    high: float
+    interval: str
     at: Mapping[str, float]
     words: str
     best: bool
 
 
-def _intervals(report: Report) -> list[Interval]:
-    """The best first, then every known setting."""
-    best = report.best
+def _held(report: Report) -> tuple[list[Held], Axis | None]:
+    """The best first, then every known setting, on an axis of per cent of the best."""
+    best, goal = report.best, report.study.profile.objective.optimize
     if best is None:
-        return []
-    baselines = [one for one in report.baselines if one.trial != best.trial]
-    spreads = [best.spread, *(one.spread for one in baselines if one.spread)]
-    shared = axis((bound for spread in spreads for bound in (spread.low, spread.high)), 0.0, _BAR)
+        return [], None
+    shares = {
+        one.trial: _shares(one.gain) for one in report.baselines if one.gain and one.trial != best.trial
+    }
+    shared = axis([100.0, *(share for known in shares.values() for share in known)], 0.0, _BAR, ticks=5)
     own = next((one.name for one in report.baselines if one.trial == best.trial), None)
-    shown = [
-        Interval(
-            own or f"trial {best.trial}",
-            best.trial,
-            best.objective,
-            best.spread.low,
-            best.spread.high,
-            _placed(shared, best.spread.low, best.objective, best.spread.high),
-            "the one to take",
-            best=True,
-        )
-    ]
-    for one in baselines:
-        spread = one.spread
-        if spread is None or one.objective is None:
-            told = f"{one.outcome}: {one.reason or 'no figure'}"
-            shown.append(Interval(one.name, one.trial, None, 0.0, 0.0, {}, told, best=False))
+    name = f"trial {best.trial}" + (f" ({own})" if own else "")
+    whole = {"low": shared.place(100.0), "value": shared.place(100.0), "high": shared.place(100.0)}
+    shown = [Held(name, best.objective, interval_words(best.interval), whole, "the one to take", best=True)]
+    for one in report.baselines:
+        if one.trial == best.trial:
             continue
-        gain = one.gain
-        told = "no gain can be told"
-        if gain is not None:
-            rounds = f"{words.signed_percent(gain.low)} to {words.signed_percent(gain.high)} by round"
-            told = (
-                f"the best is {words.signed_percent(gain.median)} against it, {rounds}"
-                if one.distinguishable
-                else f"indistinguishable from the best, {rounds}"
+        if one.gain is None:
+            told = f"{one.outcome}: {one.reason or 'no figure'}"
+            shown.append(Held(one.name, one.objective, "", {}, told, best=False))
+            continue
+        low, value, high = (shared.place(share) for share in shares[one.trial])
+        told = f"the best is {versus(one.gain, one.name, goal)}"
+        if one.again is not None:
+            told += (
+                f"; both as they were when they were started again, trials {one.again[0]} and {one.again[1]}"
             )
-        placed = _placed(shared, spread.low, one.objective, spread.high)
-        shown.append(
-            Interval(one.name, one.trial, one.objective, spread.low, spread.high, placed, told, best=False)
-        )
-    return shown
+        at = {"low": low, "value": value, "high": high}
+        shown.append(Held(one.name, one.objective, interval_words(one.interval), at, told, best=False))
+    return shown, shared
 
 
-def _placed(shared: Axis, low: float, value: float, high: float) -> dict[str, float]:
-    return {"low": shared.place(low), "value": shared.place(value), "high": shared.place(high)}
+def _shares(gain: Gain) -> tuple[float, float, float]:
+    """Where a setting stands in per cent of the best that beats it by so much, with its interval."""
+    low = gain.median if gain.low is None else gain.low
+    high = gain.median if gain.high is None else gain.high
+    return _share(high), _share(gain.median), _share(low)
+
+
+def _share(better: float) -> float:
+    # A few rounds that differ much leave the interval open to anything.
+    return min(max(100 / max(1 + better, 0.01), 25.0), 400.0)
+
+
+def _default_tried(report: Report) -> bool:
+    """A setting was tried that leaves everything that is searched to the engine."""
+    bare = {known.name for known in report.study.profile.known if not known.flags}
+    return any(one.name in bare or one.name in ("default", "defaults") for one in report.baselines)
 
 
 @dataclass(frozen=True)
@@ -205,44 +211,61 @@ def _columns(report: Report) -> list[tuple[str, Measurement]]:
 def _plots(report: Report) -> list[Plot]:
     if not report.spots:
         return []
-    each = ("tokens/s a user", [spot.user_tokens_per_s for spot in report.spots])
-    all_users = ("tokens/s in all", [spot.total_tokens_per_s for spot in report.spots])
-    first_ms = ("time to first token, ms", [1000 * spot.ttft_s for spot in report.spots])
-    plots = [_plot(report, first_ms, each)]
-    # With one user, the two speeds are one figure but for the first token.
-    if report.study.profile.workload.users > 1:
-        plots.insert(0, _plot(report, each, all_users))
-    return plots
+    up, *across = figures_shown(report.study.profile)
+    return [_plot(report, one, up) for one in across]
 
 
-def _plot(report: Report, across: tuple[str, list[float]], up: tuple[str, list[float]]) -> Plot:
-    x, y = axis(across[1], _LEFT, _RIGHT, ticks=4), axis(up[1], _BOTTOM, _TOP)
-    marks = [
-        Mark(
-            x.place(right),
-            y.place(high),
-            _kind_of(report, spot),
-            str(spot.number),
-            f"trial {spot.number}: {words.number(high)} {up[0]}, {words.number(right)} {across[0]} "
-            f"({report.kind})" + ("" if spot.feasible else ", broke a limit"),
-        )
-        for spot, right, high in zip(report.spots, across[1], up[1], strict=True)
+def _plot(report: Report, across: Figure, up: Figure) -> Plot:
+    shown = [
+        (spot, right, high)
+        for spot in report.spots
+        if (right := _scaled(spot, across)) is not None and (high := _scaled(spot, up)) is not None
     ]
-    marks = _without_overlaps(marks)
-    fronts = sorted((mark.x, mark.y) for mark, spot in zip(marks, report.spots, strict=True) if spot.front)
-    lost = [trial for trial in report.launched if trial.number not in {spot.number for spot in report.spots}]
+    x = axis((right for _, right, _ in shown), _LEFT, _RIGHT, ticks=4)
+    y = axis((high for _, _, high in shown), _BOTTOM, _TOP)
+    on_front = front([spot for spot, _, _ in shown], (up, across))
+    marks = _without_overlaps(
+        [
+            Mark(
+                x.place(right),
+                y.place(high),
+                _kind_of(report, spot, on_front),
+                str(spot.number),
+                f"trial {spot.number}: {_figure(high)} {_NAMES[up]}, {_figure(right)} {_NAMES[across]} "
+                f"({report.kind})" + ("" if spot.feasible else ", broke a limit or did not hold"),
+            )
+            for spot, right, high in shown
+        ]
+    )
+    line = sorted(
+        (mark.x, mark.y) for mark, (spot, _, _) in zip(marks, shown, strict=True) if spot.number in on_front
+    )
+    placed = {spot.number for spot, _, _ in shown}
+    lost = [trial for trial in report.launched if trial.number not in placed and trial.proves is None]
     return Plot(
         x,
         y,
-        across[0],
-        up[0],
+        _NAMES[across],
+        _NAMES[up],
         marks,
-        " ".join(f"{right},{high}" for right, high in fronts),
+        " ".join(f"{right},{high}" for right, high in line),
         [
             (_LEFT + 10 + 16 * place, f"trial {trial.number}: {trial.outcome}, {trial.reason or ''}")
             for place, trial in enumerate(lost[:20])
         ],
     )
+
+
+_NAMES: Mapping[Figure, str] = dict(GOAL_UNITS) | {"ttft_s": "time to first token, ms"}
+
+
+def _scaled(spot: Spot, figure: Figure) -> float | None:
+    value: float | None = getattr(spot, figure)
+    return None if value is None else value * 1000 if figure == "ttft_s" else value
+
+
+def _figure(value: float) -> str:
+    return words.number(value, 0 if abs(value) >= 1000 else 2)
 
 
 def _without_overlaps(marks: Sequence[Mark]) -> list[Mark]:
@@ -255,10 +278,10 @@ def _without_overlaps(marks: Sequence[Mark]) -> list[Mark]:
     return [mark if mark in labelled else replace(mark, label="") for mark in marks]
 
 
-def _kind_of(report: Report, spot: Spot) -> str:
+def _kind_of(report: Report, spot: Spot, on_front: Collection[int]) -> str:
     if report.best is not None and spot.number == report.best.trial:
         return "best"
-    return "front" if spot.front else "plain" if spot.feasible else "broken"
+    return "front" if spot.number in on_front else "plain" if spot.feasible else "broken"
 
 
 @dataclass(frozen=True)

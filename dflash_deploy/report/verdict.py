@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from dflash_deploy.report.contents import Report
-from dflash_deploy.report.words import percent, signed_percent
 from dflash_deploy.tune.screen import figure
-from dflash_deploy.tune.summary import Baseline
+from dflash_deploy.tune.summary import Baseline, versus
 
 
 def verdict(report: Report) -> str:
@@ -26,21 +25,16 @@ def verdict(report: Report) -> str:
     if own is not None:
         others = f"; nothing else in {_count(launches)} is distinguishably better" if launches > 1 else ""
         return _sentence(f"{so_far}keep {own.name}: {value}{others}")
-    against = next((words for one in report.baselines if (words := _against(one))), "")
+    against = next((words for one in report.baselines if (words := _against(report, one))), "")
     if not against and report.baselines:
         against = f", where {report.baselines[0].name} did not serve"
     return _sentence(f"{so_far}take trial {best.trial}, the best of {_count(launches)}: {value}{against}")
 
 
-def _against(baseline: Baseline) -> str | None:
-    gain = baseline.gain
-    if gain is None:
+def _against(report: Report, baseline: Baseline) -> str | None:
+    if baseline.gain is None:
         return None
-    rounds = f"by round {signed_percent(gain.low)} to {signed_percent(gain.high)}"
-    if not baseline.distinguishable:
-        return f", indistinguishable from {baseline.name} ({rounds})"
-    word = "better" if gain.median > 0 else "worse"
-    return f", {percent(abs(gain.median))} {word} than {baseline.name} ({rounds})"
+    return f", {versus(baseline.gain, baseline.name, report.study.profile.objective.optimize)}"
 
 
 def _count(launches: int) -> str:

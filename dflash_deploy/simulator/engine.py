@@ -44,7 +44,7 @@ class Engine:
         self.time_scale = time_scale
         self.faults = faults
         self.log = log
-        self.scheduler = Scheduler(up, seed=seed, log=log.line, check=self._check_load)
+        self.scheduler = Scheduler(up, seed=seed, log=log.line, check=self._check_load, slow=faults.slow)
         self.timings = Timings()
         self.replies: dict[int, Reply] = {}
         self.state: State = "starting"

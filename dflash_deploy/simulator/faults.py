@@ -4,6 +4,7 @@
 ``hang:<stage>``           start-up stops in the stage and never goes on
 ``die:<stage>``            the scheduler dies in the stage, the process follows with SIGKILL
 ``slow-start:<factor>``    start-up takes so many times as long
+``slow:<factor>``          every step takes so many times as long, as where heat holds a card back
 ``port-taken``             the address is in use: said after loading, then the process hangs, as SGLang's does
 ``dead-scheduler``         the server comes up and answers, but nothing is generated and /health is 503
 ``die-after:<requests>``   the scheduler dies once so many requests are finished
@@ -42,6 +43,7 @@ class Faults:
     hang: frozenset[str] = frozenset()
     die: frozenset[str] = frozenset()
     slow_start: float = 1.0
+    slow: float = 1.0
     port_taken: bool = False
     dead_scheduler: bool = False
     die_after: int | None = None
@@ -74,7 +76,7 @@ def read_faults(text: str) -> Faults:
             if value not in STAGES:
                 raise ValueError(f"{word!r}: no stage {value!r}; stages are {', '.join(STAGES)}")
             (hang if name == "hang" else die).add(value)
-        elif name in ("slow-start", "die-after", "stall"):
+        elif name in ("slow-start", "slow", "die-after", "stall"):
             try:
                 numbers[name] = float(value)
             except ValueError:
@@ -89,6 +91,7 @@ def read_faults(text: str) -> Faults:
         hang=frozenset(hang),
         die=frozenset(die),
         slow_start=max(numbers.get("slow-start", 1.0), 0.01),
+        slow=max(numbers.get("slow", 1.0), 0.01),
         port_taken="port-taken" in switches,
         dead_scheduler="dead-scheduler" in switches,
         die_after=int(numbers["die-after"]) if "die-after" in numbers else None,

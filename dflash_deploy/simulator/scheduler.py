@@ -125,6 +125,7 @@ class Scheduler:
         seed: int = 0,
         log: Callable[[str], None] | None = None,
         check: Callable[[], None] | None = None,
+        slow: float = 1.0,
     ) -> None:
         """Begin with nothing to do.
 
@@ -133,6 +134,7 @@ class Scheduler:
             seed: of the noise.
             log: takes what SGLang would print.
             check: called before every decode step; may raise ``SchedulerDiedError``.
+            slow: every step takes so many times as long.
         """
         settings = up.settings
         self.up = up
@@ -148,6 +150,7 @@ class Scheduler:
         self.cache = PrefixCache(spare)
         self._log = log or (lambda _: None)
         self._check = check or (lambda: None)
+        self._slow = slow
         self._rng = random.Random(f"steps/{settings.card.id}/{seed}")  # noqa: S311 - not for secrets
         self._seed = seed
         self._now_s = 0.0
@@ -282,7 +285,7 @@ class Scheduler:
                 f"#pending-token: {sum(job.to_prefill for job in self.waiting)}, cuda graph: {graph}, "
                 f"input throughput (token/s): {tokens / seconds:.2f}"
             )
-        self._step = _Step(self._now_s + seconds, prefill=prefill)
+        self._step = _Step(self._now_s + seconds * self._slow, prefill=prefill)
 
     def _end_prefill(self, step: _Step, outputs: list[Output]) -> None:
         for job, tokens in step.prefill:
@@ -326,7 +329,7 @@ class Scheduler:
         if self._cold_decode and not all(job.probe for job in self.running):
             self._cold_decode = False
             seconds += fitted.COLD_DECODE_S
-        self._step = _Step(self._now_s + seconds, decode=tuple(self.running))
+        self._step = _Step(self._now_s + seconds * self._slow, decode=tuple(self.running))
 
     def _end_decode(self, step: _Step, outputs: list[Output]) -> None:
         yielded = 0

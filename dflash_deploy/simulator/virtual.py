@@ -84,6 +84,7 @@ def run_virtual(
     version: str = NEWEST,
     env: Mapping[str, str] | None = None,
     residuals: Residuals | None = None,
+    slow: float = 1.0,
 ) -> VirtualRun:
     """Start a server with SGLang flags and put rounds of simultaneous requests to it.
 
@@ -95,6 +96,7 @@ def run_virtual(
         version: SGLang release.
         env: SGLang's environment variables.
         residuals: instead of those drawn from the seed.
+        slow: every step takes so many times as long, as where heat holds the card back.
     """
     args = _parser(version).parse_args(list(flags))
     facts = load_card(card)
@@ -118,7 +120,7 @@ def run_virtual(
         return VirtualRun("arguments", failure.message, seconds, tuple(log))
     except SchedulerDiedError as failure:
         return VirtualRun(failure.stage, failure.message, seconds, tuple(log))
-    scheduler = Scheduler(up, seed=seed, log=log.append)
+    scheduler = Scheduler(up, seed=seed, log=log.append, slow=slow)
     done: list[Round] = []
     stage, message = None, ""
     now = 0.0

@@ -45,10 +45,12 @@ class Forecast:
 
     Attributes:
         refusal: why it is not worth a launch, or None.
+        certain: it is refused by the engine's own arithmetic, which nobody's experience gets around.
         predicted: the plan's figures, None where the plan knows nothing of the card or the model.
     """
 
     refusal: str | None = None
+    certain: bool = False
     predicted: Predicted | None = None
 
 
@@ -99,7 +101,7 @@ class Forecaster:
         users = self.profile.workload.users
         running = flags.get("max-running-requests")
         if isinstance(running, int) and running < users:
-            return Forecast(f"max-running-requests {running} is below the {users} users")
+            return Forecast(f"max-running-requests {running} is below the {users} users", certain=True)
         planned = self.budget(flags)
         hopeful = self._plan(flags, self.other_mib - _DOUBT_MIB)
         if planned is None or hopeful is None:
@@ -111,7 +113,7 @@ class Forecaster:
             fits=planned.fits,
             calibrated_by=self.boots,
         )
-        return Forecast(self._refusal(hopeful, users), predicted)
+        return Forecast(self._refusal(hopeful, users), hopeful.certain, predicted)
 
     def _refusal(self, budget: Budget, users: int) -> str | None:
         promised = self.profile.workload.context_tokens

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from dflash_deploy.machine.cards import load_card
 from dflash_deploy.profile.schema import METHOD, FlagSetting, Goal
 from dflash_deploy.tune.feasible import Forecaster
+from dflash_deploy.tune.gain import NOISE, gain
 from dflash_deploy.tune.launching import searched_methods, shared_flags
 from dflash_deploy.tune.records import StudyRecord, TrialRecord
-from dflash_deploy.tune.select import NOISE, gain
 from dflash_deploy.tune.space import Settings, key_of, tidy
 
 WITHOUT = "without:"

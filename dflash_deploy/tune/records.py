@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from dflash_deploy.bench.measurement import Measurement
+from dflash_deploy.bench.telemetry import Telemetry
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
@@ -107,6 +108,7 @@ class TrialRecord(_Record):
         cause: of a failure, as its log tells it.
         levels: what it came to with other numbers of users at once, on the same server.
         proves: number of the trial whose configuration was started again; ``proof`` is what came of it.
+        telemetry: the card while it was measured.
         boot_s: from launch to ready, in the server's own time.
         wall_s: the whole trial, on the clock; 0 where the tuner was killed meanwhile.
     """
@@ -130,6 +132,7 @@ class TrialRecord(_Record):
     levels: tuple[Measurement, ...] = ()
     proves: int | None = None
     proof: Proof | None = None
+    telemetry: Telemetry | None = None
     boot_s: float | None = None
     wall_s: float
 

@@ -17,11 +17,12 @@ import numpy as np
 from dflash_deploy.profile.schema import METHOD, FlagSetting, Goal, Limit, Limited
 from dflash_deploy.tune.arrange import Arranged, arrangements, least_states, memory_dimensions
 from dflash_deploy.tune.feasible import Forecaster
+from dflash_deploy.tune.gain import NOISE
 from dflash_deploy.tune.learned import Experience
 from dflash_deploy.tune.limits import LESS_IS_BETTER, figures, limits_of
 from dflash_deploy.tune.reasons import WITHOUT, Judge, left_out
 from dflash_deploy.tune.records import TrialRecord
-from dflash_deploy.tune.select import NOISE, best_of, proof_of
+from dflash_deploy.tune.select import best_of, doubtful, proof_of
 from dflash_deploy.tune.space import Dimension, Settings, Space, key_of
 from dflash_deploy.tune.surrogate import NOWHERE, Array, Effect, Places, Surrogate
 
@@ -55,8 +56,6 @@ _EFFECTS: Mapping[str, float] = {
     "cuda-graph-bs-decode": 0.006,
     "kv-cache-dtype": 0.012,
     "mamba-ssm-dtype": 0.01,
-    # The prior knows nothing of the time to the first token, which is part of a whole answer's.
-    "disable-prefill-cuda-graph": 0.03,
     "chunked-prefill-size": 0.003,
     "disable-radix-cache": 0.002,
     "mamba-radix-cache-strategy": 0.002,
@@ -65,6 +64,10 @@ _EFFECTS: Mapping[str, float] = {
 """By how much the prior may be wrong about what a flag does to the speed (standard deviation of the
 logarithm)."""
 _ANY_EFFECT = 0.03
+_PREFILL_GRAPHS, _PREFILL_GRAPHS_TOKENS = "disable-prefill-cuda-graph", 30.0
+"""A flag that changes the time to the first token alone, by about as many tokens' worth: much of a short answer.
+The prior knows nothing of it."""
+_LITTLE_EFFECT = 0.003
 _UNKNOWN_EFFECT = 0.15
 """The same where there is no prior."""
 _FIRST_TOKEN_EFFECTS: Mapping[str, float] = {"disable-prefill-cuda-graph": 0.6, "chunked-prefill-size": 0.3}
@@ -146,7 +149,7 @@ class Search:
         self._rates: dict[bytes, float] = {}
         self._contexts: dict[bytes, float] = {}
         self._contexts_by = forecaster
-        self._sample = self._settled(_combinations(self._quick, seed))
+        self._sample = self._settled(self._sampled(seed))
 
     def tell(self, record: TrialRecord) -> None:
         """A trial has ended; one that was interrupted says nothing."""
@@ -179,10 +182,23 @@ class Search:
         return self._simpler(best, tried) or self.proof(best)
 
     def proof(self, best: TrialRecord | None = None) -> Proposal | None:
-        """The proof of the best configuration; None where it has one, or there is none."""
-        best = best or best_of(self.forecaster.profile, self.records)
-        if best is None or proof_of(best, self.records) is not None:
+        """The proof of the best configuration; None where it has one, or there is none.
+
+        Where the machine was not the same all along, others that may be better are started again besides.
+        """
+        profile = self.forecaster.profile
+        best = best or best_of(profile, self.records)
+        if best is None:
             return None
+        if proof_of(best, self.records) is not None:
+            other = doubtful(profile, self.records)
+            if other is None:
+                return None
+            why = (
+                f"the machine has changed since trial {other.number} was measured: how does it compare with "
+                f"trial {best.number} now?"
+            )
+            return Proposal(self._judge.own(other.flags), PROOF, why, proves=other.number)
         why = f"does trial {best.number}, the best, hold when it is started again and used for long?"
         return Proposal(self._judge.own(best.flags), PROOF, why, proves=best.number)
 
@@ -276,6 +292,15 @@ class Search:
                     block[:, column] = np.arange(len(dimension.values))
                     near.append(block)
         return np.unique(np.concatenate([*map(self._settled, near), self._sample]), axis=0)
+
+    def _sampled(self, seed: int) -> Places:
+        """As many combinations with each method as there would be without any other."""
+        column = self._method_column
+        if column is None:
+            return _combinations(self._quick, seed)
+        rest = _combinations([*self._quick[:column], *self._quick[column + 1 :]], seed)
+        places = range(len(self._quick[column].values))
+        return np.concatenate([np.insert(rest, column, place, axis=1) for place in places])
 
     def _by_method(self, row: Places) -> Iterator[Places]:
         """The same with each method: what is best for one is no measure for another."""
@@ -404,11 +429,18 @@ class Search:
             elif self._planned and figure == "context_tokens":
                 size = _CONTEXT_EFFECTS.get(dimension.flag, _CONTEXT_EFFECT)
             elif self._planned and figure in _RATES:
-                size = _EFFECTS.get(dimension.flag, _ANY_EFFECT)
+                size = self._speed_effect(dimension.flag, figure)
             else:
                 size = _UNKNOWN_EFFECT
             sizes.append(Effect(dimension, size))
         return sizes
+
+    def _speed_effect(self, flag: str, figure: Goal | Limited) -> float:
+        if flag != _PREFILL_GRAPHS:
+            return _EFFECTS.get(flag, _ANY_EFFECT)
+        if figure == "user_tokens_per_s":  # from the first token on
+            return _LITTLE_EFFECT
+        return min(_PREFILL_GRAPHS_TOKENS / self.forecaster.profile.workload.output_tokens, _UNKNOWN_EFFECT)
 
     def _value(self, record: TrialRecord, figure: Goal | Limited) -> float | None:
         """Logarithm of a measured figure, more being better; None where there is none."""

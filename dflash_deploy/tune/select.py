@@ -1,46 +1,24 @@
-"""Which trial is the best, and by how much it beats another."""
+"""Which trial is the best."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from dflash_deploy.bench.measurement import RoundFigures, Spread
 from dflash_deploy.profile.schema import Goal, Profile
+from dflash_deploy.tune.drift import excuse, unlike
+from dflash_deploy.tune.gain import NOISE, better_by, gain
 from dflash_deploy.tune.limits import LESS_IS_BETTER, objective_value
 from dflash_deploy.tune.records import StudyRecord, TrialRecord
 from dflash_deploy.tune.space import key_of
 
 KNOWN = "known:"
 
-NOISE = 0.004
-"""Two launches of one configuration differ by as much (a share), and nobody feels it."""
-
 _PLAIN = 0.015
-"""More than this is better, though single rounds may say otherwise."""
+"""More than this is better, though few rounds may not prove it."""
 
-_LOST = 0.05
-"""A first round that is behind the best one's by more is not caught up with."""
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How much better one trial is than another, as shares (0.05 is 5 % better), compared round by round.
-
-    Every trial asks the same questions in the same rounds, so a round of one is held against the same round
-    of the other. ``distinguishable`` where all rounds agree on which is the better.
-    """
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def distinguishable(self) -> bool:
-        """The sign of the difference is the same in every round."""
-        return self.low > 0 or self.high < 0
+_MOST_AGAIN = 3
+"""Launches to compare with the best anew where the machine was not the same."""
 
 
 def best_trial(study: StudyRecord, trials: Iterable[TrialRecord]) -> TrialRecord | None:
@@ -53,14 +31,88 @@ def best_of(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | No
 
     A configuration that failed when it was started again is out. Of those that nothing is distinguishably
     better than, one that somebody already knows is taken, else the one with the fewest flags to give, and of
-    these the one that leaves the most memory.
+    these the one that leaves the most memory. Where the machine was not the same for all, those that were
+    started again are compared by what they came to then.
     """
-    goal, searched = profile.objective.optimize, profile.search.keys()
-    feasible = _holding(list(trials))
-    if not feasible:
+    trials = list(trials)
+    held = holding(trials)
+    favourite = _favourite(profile, held)
+    if favourite is None:
         return None
-    top = max(feasible, key=lambda trial: (_score(trial, goal), -trial.number))
-    level = [trial for trial in feasible if not _beats(top, trial, goal)]
+    again = again_of(profile, trials)
+    goal = profile.objective.optimize
+    if favourite.number not in again or not any(
+        unlike(trial, favourite, again[favourite.number], goal)
+        for trial in held
+        if trial.number in again and trial is not favourite
+    ):
+        return favourite
+    anew = [
+        again[trial.number].model_copy(update={"number": trial.number, "source": trial.source})
+        for trial in held
+        if trial.number in again
+    ]
+    top = _favourite(profile, anew)
+    return next(trial for trial in held if top is not None and trial.number == top.number)
+
+
+def again_of(profile: Profile, trials: Iterable[TrialRecord]) -> Mapping[int, TrialRecord]:
+    """By number of the trial, what its configuration came to when it was started again and held."""
+    trials = list(trials)
+    goal = profile.objective.optimize
+    found = {}
+    for trial in holding(trials):
+        proof = proof_of(trial, trials)
+        if proof is not None and proof.feasible and gain(proof, trial, goal) is not None:
+            found[trial.number] = proof
+    return found
+
+
+def doubtful(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | None:
+    """The trial to start again next because the machine was not the same; None where there is none to.
+
+    First those that may be better than the best, then the settings that somebody knew, for what is said of
+    them is told most.
+    """
+    trials = list(trials)
+    held = holding(trials)
+    goal = profile.objective.optimize
+    best, again = _favourite(profile, held), again_of(profile, trials)
+    if best is None or best.number not in again or len(again) > _MOST_AGAIN:
+        return None
+    proof = again[best.number]
+    others = [trial for trial in held if trial.number not in again and trial is not best]
+    hopes: dict[int, float] = {}
+    for trial in others:
+        excused = excuse(trial, best, proof, goal)
+        hope = excused + math.log1p(better_by(trial.objective or 0.0, best.objective or 0.0, goal))
+        if excused and hope > NOISE:
+            hopes[trial.number] = hope
+    known = [trial for trial in others if trial.source.startswith(KNOWN) and unlike(trial, best, proof, goal)]
+    return max(
+        (trial for trial in others if trial.number in hopes),
+        key=lambda trial: hopes[trial.number],
+        default=known[0] if known else None,
+    )
+
+
+def compared(
+    profile: Profile, trial: TrialRecord, over: TrialRecord, trials: Iterable[TrialRecord]
+) -> tuple[TrialRecord, TrialRecord]:
+    """The measurements of two trials to compare: of the same time, where both were started again."""
+    again = again_of(profile, trials)
+    if trial.number in again and over.number in again:
+        return again[trial.number], again[over.number]
+    return trial, over
+
+
+def _favourite(profile: Profile, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """By one measurement of each."""
+    if not trials:
+        return None
+    goal, searched = profile.objective.optimize, profile.search.keys()
+    top = max(trials, key=lambda trial: (_score(trial, goal), -trial.number))
+    level = [trial for trial in trials if not _beats(top, trial, goal)]
     return max(level, key=lambda trial: _simplicity(trial, searched, goal), default=top)
 
 
@@ -74,7 +126,7 @@ def front_of(profile: Profile, trials: Iterable[TrialRecord]) -> list[int]:
         return []
     users = profile.workload.users
     points = []
-    for trial in _holding(list(trials)):
+    for trial in holding(list(trials)):
         if trial.measured is None or trial.boot is None:
             continue
         values = [objective_value(goal, trial.measured, trial.boot, users) for goal in goals]
@@ -97,33 +149,8 @@ def proof_of(trial: TrialRecord, trials: Iterable[TrialRecord]) -> TrialRecord |
     return proofs[-1] if proofs else None
 
 
-def gain(trial: TrialRecord, over: TrialRecord, goal: Goal) -> Gain | None:
-    """How much better ``trial`` is than ``over``, or None where one of them has no figure."""
-    if trial.objective is None or over.objective is None:
-        return None
-    ours, theirs = _rounds(trial, goal), _rounds(over, goal)
-    shares = [_better_by(a, b, goal) for a, b in zip(ours, theirs, strict=False)]
-    return Gain(statistics.median(shares), min(shares), max(shares))
-
-
-def spread_of(trial: TrialRecord, goal: Goal) -> Spread | None:
-    """The objective over the trial's rounds."""
-    if trial.objective is None:
-        return None
-    rounds = _rounds(trial, goal)
-    return Spread(trial.objective, min(rounds), max(rounds))
-
-
-def lost_already(rounds: Sequence[RoundFigures], best: TrialRecord | None, goal: Goal) -> bool:
-    """A trial's rounds so far are clearly worse than the same rounds of the best: more would tell nothing."""
-    if best is None or best.measured is None or not rounds:
-        return False
-    ours, theirs = _by_round(rounds, goal), _by_round(best.measured.per_round, goal)
-    shares = [_better_by(a, b, goal) for a, b in zip(ours, theirs, strict=False)]
-    return bool(shares) and max(shares) < -_LOST
-
-
-def _holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Those that can be the best: they kept every limit, and nothing says that they would not hold."""
     fell = [one for one in trials if one.proves is not None and _fell(one)]
     failed = {key_of(one.flags) for one in fell}
     # What had no more memory free than one that then had too little of it would go the same way.
@@ -158,8 +185,8 @@ def _beats(trial: TrialRecord, over: TrialRecord, goal: Goal) -> bool:
     found = gain(trial, over, goal)
     if found is None:
         return True
-    whole = _better_by(trial.objective or 0.0, over.objective or 0.0, goal)
-    return max(found.median, whole) > _PLAIN or (found.low > 0 and found.median > NOISE)
+    whole = better_by(trial.objective or 0.0, over.objective or 0.0, goal)
+    return max(found.median, whole) > _PLAIN or (found.distinguishable and found.median > NOISE)
 
 
 def _simplicity(
@@ -176,27 +203,3 @@ def _score(trial: TrialRecord, goal: Goal) -> float:
     value = trial.objective
     assert value is not None  # noqa: S101  (only trials with a figure are compared)
     return -value if goal in LESS_IS_BETTER else value
-
-
-def _rounds(trial: TrialRecord, goal: Goal) -> list[float]:
-    value = trial.objective
-    assert value is not None  # noqa: S101
-    return (_by_round(trial.measured.per_round, goal) if trial.measured else None) or [value]
-
-
-def _by_round(rounds: Sequence[RoundFigures], goal: Goal) -> list[float]:
-    match goal:
-        case "total_tokens_per_s":
-            return [one.total_tokens_per_s for one in rounds]
-        case "user_tokens_per_s":
-            return [one.user_tokens_per_s for one in rounds]
-        case "latency_s":
-            return [one.latency_s for one in rounds]
-        case "context_tokens":
-            return []
-
-
-def _better_by(value: float, than: float, goal: Goal) -> float:
-    if goal in LESS_IS_BETTER:
-        value, than = than, value
-    return value / than - 1 if than else 0.0

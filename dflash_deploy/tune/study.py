@@ -17,7 +17,7 @@ from dflash_deploy.lock import exclusive_file
 from dflash_deploy.machine.cards import Card, load_card
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.crew import Crew, Nobody, Peers
-from dflash_deploy.tune.feasible import Forecaster
+from dflash_deploy.tune.feasible import Forecast, Forecaster
 from dflash_deploy.tune.journal import Journal
 from dflash_deploy.tune.launching import Launcher, method_of, searched_methods, shared_flags
 from dflash_deploy.tune.limits import LESS_IS_BETTER
@@ -36,10 +36,10 @@ from dflash_deploy.tune.records import (
 )
 from dflash_deploy.tune.screen import Screen
 from dflash_deploy.tune.search import WORTH, Proposal, Search, Stop
-from dflash_deploy.tune.select import KNOWN, best_trial, lost_already
+from dflash_deploy.tune.select import KNOWN, best_trial
 from dflash_deploy.tune.signals import Asked
 from dflash_deploy.tune.space import Settings, Space, key_of, space_of
-from dflash_deploy.tune.trial import Enough, Gauge, not_launched, run_trial
+from dflash_deploy.tune.trial import Gauge, not_launched, run_trial
 
 if TYPE_CHECKING:
     from dflash_deploy.tune.ledger import Entry
@@ -499,10 +499,13 @@ class _Run:
             return
         write_record(trial_folder(self._folder, candidate.number) / "candidate.json", candidate)
         self._screen.begun(candidate, self._outlook(candidate))
-        predicted = self._search.forecaster.forecast(candidate.flags).predicted
+        forecast = self._search.forecaster.forecast(candidate.flags)
+        predicted = forecast.predicted
         entry = self._ledger.begin(proposal.settings)
+        if (why := self._not_worth_it(candidate, forecast)) is not None:
+            self._keep(entry, not_launched(candidate, "infeasible", why, predicted))
+            return
         begun = time.monotonic()
-        full = candidate.proves is not None or candidate.source.startswith(KNOWN)
         try:
             with self._asked.finished_first(self._say_asked):
                 record = run_trial(
@@ -513,7 +516,6 @@ class _Run:
                     gauge=self._rig.gauge,
                     predicted=predicted,
                     on_stage=self._screen.stage,
-                    enough=None if full else self._enough(),
                     promise=self._promise(candidate),
                 )
         except KeyboardInterrupt:
@@ -525,16 +527,21 @@ class _Run:
         self._learn(record)
         self._launched += 1
 
+    def _not_worth_it(self, candidate: Candidate, forecast: Forecast) -> str | None:
+        """Why a known setting is not launched; None where it is.
+
+        The engine is certain to refuse it; or the plan does what nobody has tuned: where somebody has, the
+        plan may be wrong.
+        """
+        known = {f"{KNOWN}{one.name}": one for one in self._profile.known}.get(candidate.source)
+        if known is None or forecast.refusal is None or (known.flags and not forecast.certain):
+            return None
+        return f"{forecast.refusal} (predicted)"
+
     def _say_asked(self) -> None:
         # Where nothing can be shown any more, the next thing that is shown says so.
         with suppress(Exception):
             self._screen.note("stopping when this trial has ended; Ctrl-C once more stops it now")
-
-    def _enough(self) -> Enough:
-        """What has clearly lost in its first round is measured no further."""
-        best = best_trial(self._study, self.records)
-        goal = self._profile.objective.optimize
-        return lambda rounds: lost_already(rounds, best, goal)
 
     def _promise(self, candidate: Candidate) -> Promise | None:
         proven = next((one for one in self.records if one.number == candidate.proves), None)

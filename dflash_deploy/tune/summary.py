@@ -10,16 +10,19 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from dflash_deploy.bench.measurement import Measurement, Spread
+from dflash_deploy.bench.statistics import Interval
 from dflash_deploy.engine.sglang.command import launch_argv
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.profile.schema import FlagSetting, Goal
+from dflash_deploy.tune.drift import changed
+from dflash_deploy.tune.gain import CONFIDENCE, Gain, gain, interval_of, spread_of
 from dflash_deploy.tune.launching import values, variables
 from dflash_deploy.tune.limits import figures, limits_of, unchecked
 from dflash_deploy.tune.outlook import Ending
 from dflash_deploy.tune.reasons import reasons_of
 from dflash_deploy.tune.records import Outcome, Predicted, Proof, StudyRecord, TrialRecord
 from dflash_deploy.tune.screen import GOAL_UNITS, figure
-from dflash_deploy.tune.select import KNOWN, Gain, best_trial, front_of, gain, proof_of, spread_of
+from dflash_deploy.tune.select import KNOWN, again_of, best_trial, compared, front_of, proof_of
 
 
 class _Part(BaseModel):
@@ -46,10 +49,14 @@ class Best(_Part):
     simulated: bool
     objective: float
     spread: Spread
+    interval: Interval | None
 
 
 class Baseline(_Part):
-    """A known setting, and by how much the best beats it; ``gain`` is None where it was not measured."""
+    """A known setting, and by how much the best beats it; ``gain`` is None where it was not measured.
+
+    ``again`` are the numbers of the trials that they were compared by, where both were started again.
+    """
 
     name: str
     source: str
@@ -58,8 +65,10 @@ class Baseline(_Part):
     reason: str | None
     objective: float | None
     spread: Spread | None
+    interval: Interval | None
     gain: Gain | None
     distinguishable: bool | None
+    again: tuple[int, int] | None
 
 
 class Trial(_Part):
@@ -95,6 +104,7 @@ class Summary(_Part):
     front: list[int]
     reasons: dict[str, str]
     proof: Proof | None
+    repeated: Gain | None
     unchecked_limits: list[str]
     next_command: str | None
 
@@ -117,6 +127,7 @@ def summarize(folder: Path, study: StudyRecord, trials: Sequence[TrialRecord], e
         front=front_of(study.profile, trials),
         reasons=dict(reasons_of(study, best, trials)) if best else {},
         proof=proven.proof if best and (proven := proof_of(best, trials)) else None,
+        repeated=repeated(study, trials, best) if best else None,
         unchecked_limits=_unchecked(study, best) if best else [],
         next_command=f"dflash-deploy emit {study.name}" if best else None,
     )
@@ -147,8 +158,8 @@ def lines(study: StudyRecord, summary: Summary) -> Iterator[str]:
         return
     unit = summary.objective.unit
     yield (
-        f"best: trial {best.trial} ({best.source}), {best.objective:.2f} {unit} ({kind}; "
-        f"rounds {best.spread.low:.2f} to {best.spread.high:.2f})"
+        f"best: trial {best.trial} ({best.source}), {best.objective:.2f} {unit} "
+        f"({kind}{'; ' if best.interval else ''}{interval_words(best.interval)})"
     )
     if best.measured is not None:
         yield from (f"  {line}" for line in _measured_lines(best.measured, kind))
@@ -159,6 +170,8 @@ def lines(study: StudyRecord, summary: Summary) -> Iterator[str]:
     if summary.front:
         yield f"  no other is better in every objective than these: trials {_numbers(summary.front)}"
     yield f"  {proof_line(summary.proof, kind)}"
+    if summary.repeated is not None:
+        yield f"  {repeated_line(summary.repeated, summary.objective.goal)} ({kind})"
     yield "why each flag that was searched is there:"
     yield from (f"  {flag}: {why}" for flag, why in summary.reasons.items())
     yield "command:"
@@ -251,11 +264,12 @@ def _against(study: StudyRecord, best: Best, baseline: Baseline) -> str:
         return f"against {name}: {baseline.outcome}, {baseline.reason or 'no figure'}"
     if baseline.trial == best.trial:
         return f"nothing that was tried is distinguishably better than {name}: keep it"
-    spread = f"by round {baseline.gain.low:+.1%} to {baseline.gain.high:+.1%}"
-    if not baseline.distinguishable:
-        return f"indistinguishable from {name}: {spread}"
-    word = "better" if baseline.gain.median > 0 else "worse"
-    return f"{abs(baseline.gain.median):.1%} {word} than {name}, {spread}"
+    then = (
+        ""
+        if baseline.again is None
+        else f", both as they were when they were started again (trials {_numbers(baseline.again)})"
+    )
+    return f"{versus(baseline.gain, name, study.profile.objective.optimize)}{then}"
 
 
 def best_of(study: StudyRecord, trial: TrialRecord) -> Best:
@@ -274,6 +288,7 @@ def best_of(study: StudyRecord, trial: TrialRecord) -> Best:
         simulated=study.simulated,
         objective=trial.objective,
         spread=spread,
+        interval=interval_of(trial, study.profile.objective.optimize),
     )
 
 
@@ -287,7 +302,9 @@ def baselines_of(
         name = trial.source.removeprefix(KNOWN)
         if not trial.source.startswith(KNOWN) or trial.outcome == "interrupted":
             continue
-        found = gain(best, trial, goal) if best else None
+        pair = compared(study.profile, best, trial, trials) if best else None
+        found = gain(*pair, goal) if pair else None
+        anew = pair is not None and pair[0] is not best
         yield Baseline(
             name=name,
             source=sources.get(name, ""),
@@ -296,9 +313,60 @@ def baselines_of(
             reason=trial.reason,
             objective=trial.objective,
             spread=spread_of(trial, goal),
+            interval=interval_of(trial, goal),
             gain=found,
             distinguishable=found.distinguishable if found else None,
+            again=(pair[0].number, pair[1].number) if pair and anew else None,
         )
+
+
+def repeated(study: StudyRecord, trials: Sequence[TrialRecord], best: TrialRecord) -> Gain | None:
+    """How the best did when it was started again, against the first time; None where it was not."""
+    again = again_of(study.profile, trials).get(best.number)
+    return gain(again, best, study.profile.objective.optimize) if again else None
+
+
+def repeated_line(found: Gain, goal: Goal) -> str:
+    """The same in words."""
+    if not changed(found):
+        return f"started again, it was as good as the first time ({gain_interval(found)})"
+    return (
+        f"started again, it was {_WORDS[goal][found.median < 0]} by {abs(found.median):.1%} "
+        f"({gain_interval(found)}): the machine changed meanwhile, so trials of different times compare badly"
+    )
+
+
+def versus(found: Gain, name: str, goal: Goal) -> str:
+    """``faster than NAME by 3.1% (95% interval +2.0% to +4.2%)``, or that the two cannot be told apart."""
+    if not found.distinguishable:
+        return f"indistinguishable from {name} ({gain_interval(found)})"
+    return f"{_WORDS[goal][found.median < 0]} than {name} by {abs(found.median):.1%} ({gain_interval(found)})"
+
+
+_WORDS: dict[Goal, tuple[str, str]] = {
+    "total_tokens_per_s": ("faster", "slower"),
+    "user_tokens_per_s": ("faster", "slower"),
+    "latency_s": ("faster", "slower"),
+    "context_tokens": ("longer", "shorter"),
+}
+
+
+def gain_interval(found: Gain) -> str:
+    """Where the true difference lies."""
+    if found.low is None or found.high is None:
+        return "one round tells no interval"
+    if found.low == found.high:
+        return "counted, not timed"
+    # Rounded before the sign is told, for there is no -0.0 %.
+    low, high = (round(bound, 3) + 0.0 for bound in (found.low, found.high))
+    return f"{CONFIDENCE:.0%} interval {low:+.1%} to {high:+.1%}"
+
+
+def interval_words(interval: Interval | None, digits: int = 2) -> str:
+    """``95% interval 101.20 to 103.90``; empty where there is none."""
+    if interval is None:
+        return ""
+    return f"{CONFIDENCE:.0%} interval {interval.low:,.{digits}f} to {interval.high:,.{digits}f}"
 
 
 def _unchecked(study: StudyRecord, best: TrialRecord) -> list[str]:

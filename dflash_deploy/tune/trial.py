@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dflash_deploy.bench.measure import measure
-from dflash_deploy.bench.measurement import Measurement, NotMeasured, RoundFigures
+from dflash_deploy.bench.measurement import Measurement, NotMeasured
 from dflash_deploy.bench.prompts import mixed_prompts
+from dflash_deploy.bench.telemetry import Telemetry
 from dflash_deploy.diagnosis import diagnose
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.engine.sglang.http import server_info
 from dflash_deploy.errors import DeployError
+from dflash_deploy.machine.gpu import GpuSample
 from dflash_deploy.profile.schema import Profile
 from dflash_deploy.server.outcome import NotServed
 from dflash_deploy.server.ports import free_port
@@ -47,10 +49,6 @@ _SLOWEST_TOKENS_PER_S = 0.5
 _ASK_S = 5.0
 
 
-Enough = Callable[[Sequence[RoundFigures]], bool]
-"""Whether more rounds would change nothing."""
-
-
 class Verdict(NamedTuple):
     """How a trial ended; the fields are those of ``TrialRecord``."""
 
@@ -63,10 +61,16 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Gauge:
-    """How the card's memory is read while a server is loaded, in MiB."""
+    """How the card is read while a server is loaded.
+
+    Attributes:
+        used_mib: its memory in use.
+        look: that, clocks, power and heat at once; None where there is no card that tells.
+    """
 
     used_mib: Callable[[], int | None]
     total_mib: int | None
+    look: Callable[[], GpuSample | None] | None = None
 
 
 def run_trial(
@@ -78,7 +82,6 @@ def run_trial(
     gauge: Gauge | None,
     predicted: Predicted | None,
     on_stage: Callable[[str], None],
-    enough: Enough | None = None,
     promise: Promise | None = None,
 ) -> TrialRecord:
     """Try one configuration.
@@ -91,7 +94,6 @@ def run_trial(
         gauge: the card's memory, None for a simulated card (which tells by itself) or where there is none.
         predicted: the plan's figures, kept in the record.
         on_stage: told where it stands, in a few words.
-        enough: asked after each measured round whether the rest can be spared.
         promise: what must hold besides; None does not ask so much of it.
 
     Raises:
@@ -107,6 +109,7 @@ def run_trial(
     boot: BootRecord
     levels: tuple[Measurement, ...] = ()
     proof: Proof | None = None
+    telemetry: Telemetry | None = None
     with server:
         started = server.start()
         boot = started.boot
@@ -116,12 +119,13 @@ def run_trial(
             verdict = Verdict("degraded", missing)
         else:
             load = _Load(profile, launch, gauge, on_stage)
-            measured = load.measure(enough=enough)
+            measured = load.measure()
+            telemetry = load.telemetry
             verdict = judge(profile, boot, measured, alive=server.alive, last_words=_last_words(server))
             if verdict.outcome == "served" and promise is not None:
                 proof = load.prove(promise, boot)
                 verdict = _proven(verdict, proof, alive=server.alive, last_words=_last_words(server))
-            elif verdict.measured is not None and verdict.measured.rounds == profile.measure.rounds:
+            elif verdict.measured is not None:
                 levels = load.levels(boot)
         on_stage("stopping")
         leftovers = server.stop().leftovers
@@ -146,6 +150,7 @@ def run_trial(
         levels=levels,
         proves=candidate.proves,
         proof=proof,
+        telemetry=telemetry,
         boot_s=started.boot_s,
         wall_s=time.monotonic() - begun,
     )
@@ -252,13 +257,28 @@ class _Load:
         self._launch = launch
         self._on_stage = on_stage
         read = _simulated_gauge(launch) if launch.simulated else gauge
+        self._look = read.look if read else None
         self._vram = read.used_mib if read else None
         self._total_mib = read.total_mib if read else None
+        self._samples: list[GpuSample] = []
 
-    def measure(self, *, enough: Enough | None) -> Measurement | NotMeasured:
-        """The profile's users."""
+    def measure(self) -> Measurement | NotMeasured:
+        """The profile's users; ``telemetry`` is the card meanwhile."""
         wanted = self._profile.measure
-        return self._played(self._profile.workload.users, wanted.rounds, wanted.warm_up, enough)
+        vram = self._vram if self._look is None else self._looked
+        return self._played(self._profile.workload.users, wanted.rounds, wanted.warm_up, vram)
+
+    @property
+    def telemetry(self) -> Telemetry | None:
+        """The card while ``measure`` went on; None where it never told."""
+        return Telemetry.of(self._samples)
+
+    def _looked(self) -> int | None:
+        sample = self._look() if self._look else None
+        if sample is None:
+            return None
+        self._samples.append(sample)
+        return sample.vram_used_mib
 
     def levels(self, boot: BootRecord) -> tuple[Measurement, ...]:
         """Other numbers of users, one round each, as far as the server takes so many at once."""
@@ -268,7 +288,7 @@ class _Load:
             if users == self._profile.workload.users or (most is not None and users > most):
                 continue
             self._on_stage(f"{users} at once")
-            measured = self._played(users, 1, 1, None)
+            measured = self._played(users, 1, 1, self._vram)
             if isinstance(measured, NotMeasured):
                 break
             found.append(measured)
@@ -287,7 +307,7 @@ class _Load:
         )
 
     def _played(
-        self, users: int, rounds: int, warm_up: int, enough: Enough | None
+        self, users: int, rounds: int, warm_up: int, vram: Callable[[], int | None] | None
     ) -> Measurement | NotMeasured:
         workload, launch = self._profile.workload, self._launch
         return measure(
@@ -298,7 +318,7 @@ class _Load:
             rounds=rounds,
             warm_up=warm_up,
             time_scale=launch.time_scale,
-            vram=self._vram,
+            vram=vram,
             vram_total_mib=self._total_mib,
             # Asking the simulator takes time from the streams that it is sending.
             vram_every_s=3600.0 if launch.simulated else 0.25,
@@ -309,7 +329,6 @@ class _Load:
             # The server is fresh, so nothing is cached; and every trial is asked the very same questions.
             salt="trial",
             on_round=self._on_stage,
-            enough=enough,
         )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from dflash_deploy.report.chart import axis, stacked
 from dflash_deploy.report.failures import failures_of
 from dflash_deploy.report.importance import importance_of
-from dflash_deploy.report.pareto import spots
+from dflash_deploy.report.pareto import figures_shown, spots
 from dflash_deploy.report.schedule import schedule_of
 from dflash_deploy.tune.records import trial_folder
 from tests.tune import samples
@@ -82,18 +82,26 @@ def test_time_is_split_and_pauses_between_runs_are_left_out():
     assert schedule.total_s == 235.0
 
 
-def test_the_front_holds_what_nothing_beats_in_all():
-    def one(number, total, user, ttft_s=0.2, **given):
-        spread = samples.Spread
-        seen = samples.measurement(
-            total_tokens_per_s=spread(total, total, total),
-            user_tokens_per_s=spread(user, user, user),
-            ttft_s=spread(ttft_s, ttft_s, ttft_s),
-        )
-        content = {"outcome": "served", "feasible": True, "measured": seen}
-        return samples.trial(number, **(content | given))
+def one(number, total, user, ttft_s=0.2, kv_tokens=10_000, **given):
+    spread = samples.Spread
+    seen = samples.measurement(
+        total_tokens_per_s=spread(total, total, total),
+        user_tokens_per_s=spread(user, user, user),
+        ttft_s=spread(ttft_s, ttft_s, ttft_s),
+    )
+    content = {
+        "outcome": "served",
+        "feasible": True,
+        "measured": seen,
+        "objective": total,
+        "boot": samples.boot(kv_tokens=kv_tokens),
+    }
+    return samples.trial(number, **(content | given))
 
+
+def test_the_front_holds_what_nothing_beats_in_all():
     found = spots(
+        samples.profile(),
         [
             one(1, 100, 50),
             one(2, 120, 40),
@@ -102,9 +110,26 @@ def test_the_front_holds_what_nothing_beats_in_all():
             one(5, 300, 300, outcome="infeasible", feasible=False),
             one(6, 300, 300, outcome="bad-output", feasible=False),
             samples.trial(7),
-        ]
+        ],
     )
     assert {spot.number: spot.front for spot in found} == {1: True, 2: True, 3: False, 4: True, 5: False}
+
+
+def test_the_front_is_that_of_the_studys_own_objectives():
+    wanted = samples.profile(objective={"optimize": "total_tokens_per_s", "also": ["context_tokens"]})
+    trials = [
+        one(1, 100, 90, ttft_s=0.1),
+        one(2, 120, 40),
+        one(3, 90, 45, kv_tokens=20_000),
+        one(4, 80, 45, kv_tokens=30_000),
+        one(5, 120, 40, proves=2, flags={"max-running-requests": 2}),
+        one(6, 80, 45, proves=4, flags={"max-running-requests": 4}, outcome="unstable", feasible=False),
+    ]
+    assert figures_shown(wanted) == ("total_tokens_per_s", "context_tokens")
+    found = {spot.number: (spot.feasible, spot.front) for spot in spots(wanted, trials)}
+    assert found == {1: (True, False), 2: (True, True), 3: (True, True), 4: (False, False)}, (
+        "a user's speed is no objective, a proof is no trial of its own, and what fell in its proof is out"
+    )
 
 
 def test_a_failure_is_diagnosed_from_its_log(tmp_path):

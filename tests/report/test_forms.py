@@ -74,8 +74,8 @@ def test_a_page_says_it_all(tmp_path):
     page = Page(render_page(report))
     assert page.ids == SECTIONS
     assert verdict(report) == (
-        "Take trial 2, the best of 4 launches: 111.00 tokens/s in all (simulated), 10.0% better than "
-        "hand-tuned (by round +9.9% to +13.1%)."
+        "Take trial 2, the best of 4 launches: 111.00 tokens/s in all (simulated), faster than hand-tuned by "
+        "10.7% (95% interval +6.6% to +15.6%)."
     )
     for words in (
         verdict(report),

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
-from dflash_deploy.tune.select import best_trial, gain, spread_of
+from dflash_deploy.tune.gain import gain, interval_of, spread_of
+from dflash_deploy.tune.select import best_trial
 
-from .samples import study, trial
+from .samples import measurement, study, trial
 
 STUDY = study()
 
@@ -32,7 +35,7 @@ def test_of_latencies_the_lowest_is_the_best():
 def test_a_known_setting_is_kept_where_the_rounds_do_not_agree_that_another_is_better():
     known = trial(1, (100.0, 102.0, 98.0), source="known:hand")
     assert best_trial(STUDY, [known, trial(2, (101.0, 103.0, 97.5))]).number == 1
-    assert best_trial(STUDY, [known, trial(2, (101.0, 103.0, 98.5))]).number == 2
+    assert best_trial(STUDY, [known, trial(2, (101.0, 103.0, 98.9))]).number == 2
 
 
 def test_rounds_are_compared_one_by_one_though_they_differ_a_lot_among_themselves():
@@ -43,8 +46,29 @@ def test_rounds_are_compared_one_by_one_though_they_differ_a_lot_among_themselve
     assert (found.low, found.median, found.high) == pytest.approx((0.05, 0.05, 0.05))
 
 
+def test_the_interval_is_wide_where_three_rounds_differ_and_nothing_is_claimed():
+    # Each round is better, and yet three such rounds come by chance.
+    found = gain(trial(2, (100.1, 101.0, 104.0)), trial(1, (100.0,) * 3), "total_tokens_per_s")
+    assert found.low < 0 < found.high
+    assert not found.distinguishable
+
+
+def test_one_round_tells_no_interval_and_claims_nothing():
+    found = gain(trial(2, (150.0,)), trial(1, (100.0,)), "total_tokens_per_s")
+    assert (found.median, found.low, found.high) == (pytest.approx(0.5), None, None)
+    assert not found.distinguishable
+
+
+def test_a_round_without_a_figure_is_no_ground_for_a_gain():
+    seen = measurement((150.0, 160.0))
+    broken = replace(seen, per_round=(seen.per_round[0], replace(seen.per_round[1], total_tokens_per_s=0.0)))
+    other = trial(2, (150.0, 160.0)).model_copy(update={"measured": broken})
+    assert gain(other, trial(1, (100.0, 100.0)), "total_tokens_per_s") is None
+
+
 def test_worse_is_distinguishable_too():
-    assert gain(trial(1, (90.0, 91.0)), trial(2, (100.0, 100.0)), "total_tokens_per_s").distinguishable
+    slow, quick = trial(1, (90.0, 91.0, 90.5)), trial(2, (100.0, 100.0, 100.5))
+    assert gain(slow, quick, "total_tokens_per_s").distinguishable
 
 
 def test_no_figure_no_gain():
@@ -59,3 +83,10 @@ def test_of_equals_the_first_is_taken():
 def test_the_spread_is_over_rounds():
     spread = spread_of(trial(1, (100.0, 90.0, 130.0)), "total_tokens_per_s")
     assert (spread.median, spread.low, spread.high) == (100, 90, 130)
+
+
+def test_the_interval_of_a_figure_is_that_of_the_statistics_and_not_the_range():
+    found = interval_of(trial(1, (100.0, 101.0, 102.0)), "total_tokens_per_s")
+    assert found.low < 99
+    assert found.high > 103
+    assert interval_of(trial(1, (100.0,)), "total_tokens_per_s") is None

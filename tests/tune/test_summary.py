@@ -22,11 +22,11 @@ def told(trials, **given):
 
 def test_a_better_one_is_told_with_its_gain_by_round():
     known = trial(1, (100.0, 110.0, 105.0), source="known:hand-tuned")
-    summary, text = told([known, trial(2, (110.0, 115.5, 126.0), flags=FLAGS)])
+    summary, text = told([known, trial(2, (106.0, 115.5, 112.35), flags=FLAGS)])
     assert summary.best.trial == 2
     assert summary.baselines[0].distinguishable
-    assert "10.0% better than hand-tuned (trial 1, 105.00 tokens/s in all (simulated))" in text
-    assert "by round +5.0% to +20.0%" in text
+    assert "faster than hand-tuned (trial 1, 105.00 tokens/s in all (simulated)) by 6.0%" in text
+    assert "(95% interval +3.5% to +8.5%)" in text
     assert summary.next_command == "dflash-deploy emit sample"
     assert "every figure above is simulated" in text
 
