@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -51,6 +51,13 @@ def tune(
             metavar="PERCENT",
         ),
     ] = 0.4,
+    baseline: Annotated[
+        Literal["default"] | None,
+        typer.Option(
+            help="Also launch SGLang's own defaults, with nothing but the profile's fixed flags, to hold "
+            "the best against: one launch more, none where the plan says that it cannot serve.",
+        ),
+    ] = None,
     target: Annotated[
         float | None,
         typer.Option(help="Stop when the profile's objective is as good as this.", metavar="VALUE"),
@@ -142,7 +149,7 @@ def tune(
     if profile is not None and profile_option is not None:
         raise typer.BadParameter("give the profile once", param_hint="--profile")
     wanted = profile or profile_option
-    if resume and (simulate or settings or (wanted and name)):
+    if resume and (simulate or settings or baseline or (wanted and name)):
         raise typer.BadParameter(
             "a study keeps its profile and card: name the study alone", param_hint="--resume"
         )
@@ -177,6 +184,7 @@ def tune(
                 seed=seed,
                 name=name,
                 place=place,
+                default_too=baseline is not None,
             )
         )
         folder, study = opened.folder, opened.study
@@ -189,6 +197,8 @@ def tune(
             return
         with screen_for(progress, study, read_trials(folder)) as screen:
             screen.note(f"study {study.name} in {folder}")
+            for note in opened.notes:
+                screen.note(note)
             effort = Effort(trials, minutes, least_gain / 100, target)
             try:
                 with lent(holders, Systemd, screen.note) as not_started:

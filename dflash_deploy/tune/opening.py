@@ -10,16 +10,19 @@ from pathlib import Path
 
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.cards import load_card, match_card
-from dflash_deploy.machine.gpu import Gpu, read_gpus, vram_used_mib
+from dflash_deploy.machine.gpu import Gpu, gpu_sample, read_gpus, vram_used_mib
 from dflash_deploy.profile.load import find, load_profile
-from dflash_deploy.profile.schema import Profile
+from dflash_deploy.profile.schema import KnownSetting, Profile
 from dflash_deploy.server.ports import free_port, require_free
 from dflash_deploy.serving_env.current import default_python
+from dflash_deploy.tune.fp8 import require_reader, without_broken
 from dflash_deploy.tune.launching import (
     Launcher,
     Simulated,
+    draft_flags,
     model_flags,
     real_launcher,
+    searched_methods,
     simulated_launcher,
     values,
 )
@@ -49,11 +52,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Opened:
-    """A study that is ready to run."""
+    """A study that is ready to run; ``notes`` are what a person should know of it before it does."""
 
     folder: Path
     study: StudyRecord
     rig: Rig
+    notes: tuple[str, ...] = ()
 
 
 def open_new(
@@ -65,6 +69,7 @@ def open_new(
     seed: int,
     name: str | None,
     place: Place,
+    default_too: bool = False,
 ) -> Opened:
     """Make a study.
 
@@ -76,6 +81,7 @@ def open_new(
         seed: of the search and of the simulated card.
         name: the study's, None for one made of profile, date and number.
         place: where servers are launched.
+        default_too: launch what nobody has tuned as well, to hold the best against.
 
     Raises:
         DeployError: the profile, the card, the engine or the name is wrong; nothing has been launched.
@@ -85,6 +91,9 @@ def open_new(
     if profile_name is None:
         profile_name = default_profile(simulate, "tune")
     profile = load_profile(profile_name, overrides=overrides)
+    if default_too:
+        profile = _with_default(profile)
+    notes: tuple[str, ...] = ()
     if simulate:
         card: str | None = load_card(simulate).id
         rig = simulated_rig(profile, Simulated(simulate, seed, time_scale), place)
@@ -93,6 +102,7 @@ def open_new(
         python = python or profile.engine.python or default_python()
         profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"python": python})})
         rig = real_rig(profile, place)
+        profile, notes = without_broken(profile, rig.launcher.python)
         card = card_here(profile, place.gpu)
     _require_flags(profile, rig.launcher, simulated=simulate is not None)
     _require_address(place)
@@ -107,7 +117,7 @@ def open_new(
         seed=seed,
         driver=None if simulate else read_gpus().driver_version,
     )
-    return Opened(folder, study, rig)
+    return Opened(folder, study, rig, notes)
 
 
 def open_again(name: str | None, place: Place) -> Opened:
@@ -128,6 +138,7 @@ def open_again(name: str | None, place: Place) -> Opened:
         simulated = Simulated(study.card or "", study.seed, study.time_scale)
         return Opened(folder, study, simulated_rig(study.profile, simulated, place))
     rig = real_rig(study.profile, place)
+    require_reader(study.profile, rig.launcher.python)
     if rig.launcher.table.version != study.engine_version:
         raise DeployError(
             f"study {study.name} was measured on SGLang {study.engine_version}; "
@@ -184,8 +195,19 @@ def real_rig(profile: Profile, place: Place) -> Rig:
     if gpu is None:
         return Rig(launcher, None, None)
     index = gpu.index
-    gauge = Gauge(lambda: vram_used_mib(index), gpu.memory_total_mib)
+    gauge = Gauge(lambda: vram_used_mib(index), gpu.memory_total_mib, lambda: gpu_sample(index))
     return Rig(launcher, gpu.memory_total_mib, gauge, card=gpu.uuid or f"GPU {index}", index=index)
+
+
+def _with_default(profile: Profile) -> Profile:
+    """With a last known setting that leaves everything to the engine that the profile does not fix."""
+    if any(not known.flags for known in profile.known):
+        return profile
+    taken = {known.name for known in profile.known}
+    name = "default" if "default" not in taken else "engine-default"
+    source = "what SGLang chooses by itself, with the profile's fixed flags"
+    default = KnownSetting(name=name, source=source, flags={})
+    return profile.model_copy(update={"known": [*profile.known, default]})
 
 
 def _choice(gpu: int | None) -> dict[str, str]:
@@ -223,7 +245,9 @@ def _require_flags(profile: Profile, launcher: Launcher, *, simulated: bool) -> 
     launcher.table.spell(values({**model_flags(profile, simulated=simulated), **profile.flags}))
     for known in profile.known:
         launcher.table.spell(values(known.flags))
-    for dimension in space_of(profile).dimensions:
+    for method in searched_methods(profile):
+        launcher.table.spell(values(draft_flags(profile, method, simulated=simulated)))
+    for dimension in space_of(profile, simulated=simulated).dimensions:
         for value in dimension.values:
             if value is not None:
                 launcher.table.spell(values({dimension.flag: value}))
