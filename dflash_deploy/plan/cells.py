@@ -32,6 +32,7 @@ class Cells:
     """
 
     charged: float
+    capped: int
     target: int
     draft: int
     window: int = 0
@@ -54,9 +55,12 @@ def cells_of(settings: Settings, target: ModelCard, draft: ModelCard | None) -> 
     """
     gpus = settings.gpus
     layers = target.full_attention_layers - target.sliding_layers
-    layer_cell = _layer_cell(target, settings.target_kv_bytes, gpus)
+    layer_cell = _layer_cell(target, _target_bytes(settings, target), gpus)
     target_cell = int(layers * layer_cell)
     window_cell = int(target.sliding_layers * layer_cell)
+    if settings.target_kv_bytes < 1 and target_cell and not window_cell:
+        # One layer at a time is unpacked to eight bits, into a buffer as long as the pool.
+        target_cell += 2 * _heads(target, gpus) * target.head_dim
     draft_cell = 0
     if draft is not None and target.full_attention_layers:
         if settings.method == "target-shaped":
@@ -64,13 +68,9 @@ def cells_of(settings: Settings, target: ModelCard, draft: ModelCard | None) -> 
             draft_cell = int((target_cell or window_cell) * draft.layers / of_layers)
         elif settings.method == "own-shape":
             draft_cell = int(draft.full_attention_layers * _layer_cell(draft, settings.draft_kv_bytes, gpus))
-    charged: float = target_cell + draft_cell
-    if settings.method == "own-shape" and draft_cell and not settings.version.exact_draft_cell and layers:
-        charged = ceil(target_cell * (layers + draft.layers) / layers) if draft else charged
-    if window_cell:
-        charged += window_cell * (settings.sliding_ratio if target_cell else 1)
+    charged = _charged(settings, draft, layers, (target_cell, draft_cell, window_cell))
     if target.linear is None:
-        return Cells(charged, target_cell, draft_cell, window_cell)
+        return Cells(*charged, target_cell, draft_cell, window_cell)
     column, ssm, ring_token = _state_numbers(target.linear, target.linear_attention_layers, gpus)
     conv_column = int(column * settings.conv_bytes)
     heads = target.linear.value_heads // gpus * target.linear_attention_layers
@@ -81,7 +81,7 @@ def cells_of(settings: Settings, target: ModelCard, draft: ModelCard | None) -> 
     gates = heads * (4 if by_request else 8)
     replay = settings.replay_tokens * int(ring_token * settings.conv_bytes * halves + gates)
     return Cells(
-        charged,
+        *charged,
         target_cell,
         draft_cell,
         window_cell,
@@ -92,10 +92,35 @@ def cells_of(settings: Settings, target: ModelCard, draft: ModelCard | None) -> 
     )
 
 
+def _charged(
+    settings: Settings, draft: ModelCard | None, layers: int, cells: tuple[int, int, int]
+) -> tuple[float, int]:
+    """What a token is charged, and what it is where the window pool has a size of its own."""
+    target, own, window = cells
+    counted = own
+    if settings.method == "own-shape" and draft is not None and own:
+        if window:
+            counted = own if settings.version.window_models_count_draft else 0
+        elif not settings.version.exact_draft_cell and layers:
+            counted = ceil(target * (layers + draft.layers) / layers) - target
+    elif draft is not None and own and target and not window and not settings.version.adds_draft_share:
+        # As the engine multiplies it, a byte less than the sum where the factor is no round number.
+        counted = int(target * (1 + draft.layers / layers)) - target
+    capped = target + counted
+    if settings.method == "own-shape" and not settings.version.capped_window_counts_draft:
+        capped = target
+    return target + counted + window * (settings.sliding_ratio if target else 1), capped
+
+
 def projection_bytes(draft: ModelCard, gpus: int) -> int:
     """The key and value projections of all draft layers, which a DFlash worker stacks into one of its own."""
     heads = _heads(draft, gpus)
     return draft.layers * 2 * heads * draft.head_dim * draft.hidden_size * 2
+
+
+def _target_bytes(settings: Settings, target: ModelCard) -> float:
+    # With window layers a number of four bits is taken for a whole byte.
+    return max(settings.target_kv_bytes, 1.0) if target.sliding_layers else settings.target_kv_bytes
 
 
 def _layer_cell(model: ModelCard, number_bytes: float, gpus: int) -> float:

@@ -287,8 +287,9 @@ def _draft_kv_bytes(flags: Flags, method: Method, draft: ModelCard | None, inher
         return values.dtype_bytes("bfloat16")
     given = flags.get("speculative-draft-kv-cache-dtype")
     name = inherited if given is None else values.text(flags, "speculative-draft-kv-cache-dtype")
-    # The draft's scales of mxfp8 are not counted.
-    return 1.0 if name == "mxfp8" else values.dtype_bytes(name or own or "bfloat16")
+    number_bytes = values.dtype_bytes(name or own or "bfloat16")
+    # Scales beside a draft's numbers are not counted, and numbers of four bits are counted as bytes.
+    return number_bytes if method != "own-shape" or number_bytes >= 2 else 1.0
 
 
 def _default_batch(card: CardDefaults, release: VersionFacts, gpus: int, given_requests: int | None) -> int:

@@ -116,15 +116,36 @@ def tokens_in(
     page = settings.page_tokens
     fixed_window = _window_for_requests(settings, target) if cells.window and cells.target else None
     if fixed_window is not None:
-        left = budget_bytes - fixed_window * cells.window
-        profiled = int(left // (cells.target + cells.draft)) // page * page
+        window_bytes = fixed_window * cells.window
+        profiled = int((budget_bytes - window_bytes) // cells.capped) // page * page
+        if profiled <= 0:
+            return Refused(
+                Stage.SIZING,
+                f"SWA pool cap ({fixed_window} tokens, {window_bytes / _GIB:.2f} GiB) leaves no room for the "
+                f"full KV pool within the available {budget_bytes / _GIB:.2f} GiB. Reduce "
+                "--max-running-requests, lower SGLANG_SWA_EVICTION_INTERVAL, or increase "
+                "--mem-fraction-static.",
+                "window KV",
+            )
     else:
         profiled = int(budget_bytes // cells.charged) // page * page if cells.charged else 0
     if not cells.charged:
         profiled = (settings.max_tokens or settings.context_tokens) // page * page
-    tokens = profiled if settings.max_tokens is None else min(profiled, settings.max_tokens)
-    tokens = min(tokens, cap) if cap is not None else tokens
-    tokens = tokens // page * page
+    asked = profiled if settings.max_tokens is None else min(profiled, settings.max_tokens)
+    asked = min(asked, cap) if cap is not None else asked
+    tokens = asked // page * page
+    window = 0
+    if cells.window and not cells.target:
+        window = tokens
+    elif cells.window and fixed_window is not None:
+        window = fixed_window if asked == profiled else min(fixed_window, asked)
+    elif cells.window:
+        # What memory would have held is looked at first, then what a limit leaves of it.
+        for held in (profiled, tokens):
+            window = int(held * settings.sliding_ratio) // page * page
+            refused = _window_too_small(window, page, target)
+            if refused is not None:
+                return refused
     if tokens <= 0:
         return Refused(
             Stage.SIZING,
@@ -132,22 +153,20 @@ def tokens_in(
             "Not enough memory. Please try to increase --mem-fraction-static.",
             "target KV",
         )
-    window = 0
-    if cells.window:
-        window = (
-            fixed_window if fixed_window is not None else int(tokens * settings.sliding_ratio) // page * page
-        )
-        window = tokens if not cells.target else min(window, tokens)
-        width = target.sliding_window if target is not None else None
-        if fixed_window is None and cells.target and width is not None and width + page >= window:
-            return Refused(
-                Stage.SIZING,
-                f"SWA pool ({window} tokens) cannot hold even one request: the prefill admission floor is "
-                f"sliding_window_size ({width}) + page_size ({page}). Increase --swa-full-tokens-ratio or "
-                "the total KV budget.",
-                "window KV",
-            )
     return _requests(settings, cells, Sizing(tokens, slots, 0, window, profiled))
+
+
+def _window_too_small(window: int, page: int, target: ModelCard | None) -> Refused | None:
+    width = target.sliding_window if target is not None else None
+    if width is None or width + page < window:
+        return None
+    return Refused(
+        Stage.SIZING,
+        f"SWA pool ({window} tokens) cannot hold even one request: the prefill admission floor is "
+        f"sliding_window_size ({width}) + page_size ({page}). Increase --swa-full-tokens-ratio or "
+        "the total KV budget.",
+        "window KV",
+    )
 
 
 def _requests(settings: Settings, cells: Cells, sized: Sizing) -> Sizing | Refused:
@@ -231,12 +250,22 @@ def _window_for_requests(settings: Settings, target: ModelCard | None) -> int | 
     limit = settings.running_requests
     if target is None or target.sliding_window is None or limit is None or settings.radix_cache:
         return None
-    if not settings.chunked:
+    if not settings.chunked and settings.version.capped_window_needs_chunks:
         return None
     page = settings.page_tokens
     tokens = settings.draft_tokens or 1
     trailing = target.sliding_window + _EVICTION_INTERVAL * tokens + page
-    ahead = page if not settings.speculation else 2 * tokens
+    ahead = page if not settings.speculation else _allocated_ahead(settings)
     chunks = 2 if settings.overlap else 1
-    needed = (trailing + ahead) * max(1, limit) + chunks * settings.chunk_tokens + page
+    # Prompts that are not cut have the size -1, and earlier releases reckon with it.
+    chunk = settings.chunk_tokens if settings.chunked else -1
+    needed = (trailing + ahead) * max(1, limit) + chunks * chunk + page
     return -(-needed // page) * page
+
+
+def _allocated_ahead(settings: Settings) -> int:
+    """Tokens that a verify step takes hold of: two steps' with the overlap schedule, else whole pages."""
+    page = settings.page_tokens
+    if settings.overlap:
+        return 2 * settings.draft_tokens
+    return -(-settings.draft_tokens // page) * page

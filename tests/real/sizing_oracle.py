@@ -1,45 +1,56 @@
 """SGLang's own sizing, asked for figures: run by its interpreter, one JSON question and answer a line.
 
-Its functions are real; what they would read of a device, a config file or a global is handed to them.
+Its functions are real; what they would read of a device, a config file or a global is handed to them. It
+answers for every release from 0.5.16 on: which one is a matter of ``PYTHONPATH``.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import sys
 import traceback
-from types import SimpleNamespace
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import torch
-from sglang.srt.arg_groups import cuda_graph_hook, memory_hook
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
-from sglang.srt.mem_cache import kv_cache_configurator as configurator
-from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
-from sglang.srt.model_executor import pool_configurator as pools
-from sglang.srt.speculative import dflash_utils
+from transformers import AutoConfig
 
-GIB = 1 << 30
+_register = AutoConfig.register
+# A release may bring a configuration that the installed transformers has learnt since.
+AutoConfig.register = staticmethod(lambda name, config, **_: _register(name, config, exist_ok=True))
+
+from sglang.srt.configs.mamba_utils import (  # noqa: E402
+    Mamba2CacheParams,
+    Mamba2StateDType,
+    Mamba2StateShape,
+)
+from sglang.srt.layers.quantization import fp4_kv_cache_quant_method as fp4  # noqa: E402
+from sglang.srt.mem_cache import allocation_sizing  # noqa: E402
+from sglang.srt.mem_cache import kv_cache_configurator as configurator  # noqa: E402
+from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype  # noqa: E402
+from sglang.srt.model_executor import pool_configurator as pools  # noqa: E402
+from sglang.srt.speculative import dflash_utils  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Schedule(SimpleNamespace):
-    """The bag of scheduling settings; the sizing writes the number of slots into it."""
-
-
-def kv_dtype(name: str, *, draft: bool, draft_name: str | None = None, backend: str | None = None) -> int:
-    """Bytes of one number."""
-    _, dtype = configure_kv_cache_dtype(
-        server_args_kv_cache_dtype=name,
-        model=None,
-        model_dtype=torch.bfloat16,
-        is_draft_worker=draft,
-        is_dflash=True,
-        speculative_draft_attention_backend=backend,
-        speculative_draft_kv_cache_dtype=draft_name,
-    )
-    return dtype
+def kv_dtype(name: str, *, draft: bool, draft_name: str | None = None, backend: str | None = None):
+    """Type of one number of a KV cache."""
+    asked = {
+        "server_args_kv_cache_dtype": name,
+        "model": None,
+        "model_dtype": torch.bfloat16,
+        "is_draft_worker": draft,
+        "is_dflash": True,
+        "speculative_draft_attention_backend": backend,
+        "speculative_draft_kv_cache_dtype": draft_name,
+    }
+    known = inspect.signature(configure_kv_cache_dtype).parameters
+    return configure_kv_cache_dtype(**{key: value for key, value in asked.items() if key in known})[1]
 
 
 def heads_of(model: dict, tp: int) -> int:
@@ -50,6 +61,7 @@ def heads_of(model: dict, tp: int) -> int:
 
 
 def model_of(model: dict) -> SimpleNamespace:
+    full, window = model["full_layers"], model["window_layers"]
     return SimpleNamespace(
         head_dim=model["head_dim"],
         v_head_dim=model["head_dim"],
@@ -62,6 +74,8 @@ def model_of(model: dict) -> SimpleNamespace:
         num_hidden_layers=model["layers"],
         is_multimodal=model["vision"],
         attention_arch=None,
+        full_attention_layer_ids=list(range(full)),
+        swa_attention_layer_ids=list(range(full, full + window)),
     )
 
 
@@ -79,76 +93,79 @@ def state_of(linear: dict, state: str, layers: int, tp: int) -> Mamba2CacheParam
     return Mamba2CacheParams(shape=shape, layers=list(range(layers)), dtype=dtype)
 
 
-def cell_of(ask: dict, kvc: SimpleNamespace) -> int:
-    """What a token is charged, by the methods of the pool configurator."""
-    with (
-        mock.patch.object(
-            pools, "get_parallel", lambda: SimpleNamespace(attn_tp_size=ask["tp"], attn_dcp_size=1)
+def draft_cell(ask: dict) -> int | None:
+    """What a token takes in the cache of a draft with its own shape, where the release works it out."""
+    exact = getattr(dflash_utils, "dflash_draft_cell_size_per_token", None)
+    if exact is None or ask["algorithm"] not in ("DFLASH", "DSPARK"):
+        return None
+    return exact(
+        draft_model_config=model_of(ask["draft"]),
+        draft_num_layers=ask["draft"]["layers"],
+        draft_kv_cache_dtype=kv_dtype(
+            ask["kv"], draft=True, draft_name=ask["draft_kv"], backend=ask["draft_backend"]
         ),
-        mock.patch.object(pools, "is_minimax_sparse", lambda _: False),
-        mock.patch.object(
-            pools.DefaultPoolConfigurator, "_compute_qsa_cell_size", staticmethod(lambda **_: 0)
-        ),
-        mock.patch(
-            "sglang.srt.layers.cp.utils.get_glm_dsa_layer_split_effective_num_layers",
-            lambda _, layers: layers,
-        ),
-    ):
-        built = object.__new__(pools.DefaultPoolConfigurator)
-        built.kv_cache_dtype_str = ask["kv"]
-        layers = ask["model"]["full_layers"]
-        cell = built._compute_cell_size(kvc, layers)
-    draft = ask["draft"]
-    if draft is None:
-        return cell
-    if ask["algorithm"] in ("DFLASH", "DSPARK"):
-        drafts = dflash_utils.dflash_draft_cell_size_per_token(
-            draft_model_config=model_of(draft),
-            draft_num_layers=draft["layers"],
-            draft_kv_cache_dtype=kv_dtype(
-                ask["kv"], draft=True, draft_name=ask["draft_kv"], backend=ask["draft_backend"]
-            ),
-            tp_size=ask["tp"],
-        )
-        return dflash_utils.scale_kv_cell_size_per_token_for_dflash(
-            target_cell_size_per_token=cell,
-            target_num_layers=layers,
-            draft_num_layers=draft["layers"],
-            draft_cell_size_per_token=drafts,
-        )
-    return cell + int(cell * draft["layers"] / layers)
+        tp_size=ask["tp"],
+    )
 
 
-def size(ask: dict) -> dict:
-    """The whole sizing of one configuration."""
-    model, linear = ask["model"], ask["linear"]
-    speculation = ask["algorithm"] is not None
-    schedule = Schedule(
+def settings_of(ask: dict) -> SimpleNamespace:
+    """Every setting in one bag: releases differ in which of their bags they look into."""
+    lazy = ask["strategy"] == "extra_buffer_lazy" and ask["radix"]
+    extra = ask["strategy"] != "no_buffer" and ask["radix"]
+    settings = SimpleNamespace(
         mem_fraction_static=ask["fraction"],
         max_mamba_cache_size=ask["slots"],
         mamba_full_memory_ratio=ask["ratio"],
+        swa_full_tokens_ratio=ask["window_ratio"],
         max_running_requests=ask["requests"],
         disable_overlap_schedule=not ask["overlap"],
+        disable_radix_cache=not ask["radix"],
         max_total_tokens=ask["max_tokens"],
+        chunked_prefill_size=ask["chunk"],
         page_size=ask["page"],
         prefill_max_requests=None,
+        enable_unified_memory=False,
+        enable_hisparse=False,
+        kv_cache_dtype=ask["kv"],
+        speculative_algorithm=ask["algorithm"],
+        speculative_num_draft_tokens=ask["draft_tokens"],
+        max_speculative_num_draft_tokens=ask["draft_tokens"],
+        speculative_num_steps=ask["steps"],
+        speculative_eagle_topk=1,
+        disaggregation_mode="null",
+        enable_pd_role_switch=False,
+        mm_feature_transport=None,
+        pp_size=1,
+        dp_size=1,
+        dcp_size=1,
+        enable_mamba_extra_buffer=lambda: extra,
+        enable_mamba_extra_buffer_lazy=lambda: lazy,
     )
+
+    def override(_source: str, **written: int) -> None:
+        for name, value in written.items():
+            setattr(settings, name, value)
+
+    settings.override = override
+    return settings
+
+
+@contextmanager
+def handed(settings: SimpleNamespace, ask: dict, built_on: object):
+    """What the sizing looks up, replaced in every module of it that looks."""
     parallel = SimpleNamespace(
         attn_tp_size=ask["tp"],
+        tp_size=ask["tp"],
         attn_dcp_size=1,
         pp_size=1,
         launch_world_size=1,
         world_group=SimpleNamespace(cpu_group=None),
     )
-    memory = SimpleNamespace(
-        disable_radix_cache=not ask["radix"], enable_unified_memory=False, enable_hisparse=False
-    )
-    replay = ask["replay"] is not None
     execution = SimpleNamespace(
         mamba=SimpleNamespace(
-            enable_mamba_extra_buffer=ask["strategy"] != "no_buffer" and ask["radix"],
-            enable_mamba_extra_buffer_lazy=ask["strategy"] == "extra_buffer_lazy" and ask["radix"],
-            enable_linear_replayssm_spec=replay,
+            enable_mamba_extra_buffer=settings.enable_mamba_extra_buffer(),
+            enable_mamba_extra_buffer_lazy=settings.enable_mamba_extra_buffer_lazy(),
+            enable_linear_replayssm_spec=ask["replay"] is not None,
             linear_replayssm_cache_len=ask["replay"] or 16,
         ),
         graph=SimpleNamespace(
@@ -157,61 +174,122 @@ def size(ask: dict) -> dict:
             )
         ),
     )
-    spec = SimpleNamespace(speculative_num_draft_tokens=ask["draft_tokens"])
-    params = state_of(linear, ask["state"], ask["linear_layers"], ask["tp"]) if linear else None
-    kvc = object.__new__(configurator.KVCacheConfigurator)
-    settings = {
-        "device": "cuda",
+    bags = ("schedule", "memory", "spec", "disagg", "mm", "model", "context", "server_args")
+    names: dict[str, object] = {f"get_{bag}": lambda: settings for bag in bags}
+    names |= {
+        "get_parallel": lambda: parallel,
+        "get_exec": lambda: execution,
+        "get_world_group": lambda: SimpleNamespace(world_size=1, cpu_group=None),
+        "get_available_gpu_memory": lambda *_, **__: ask["free_after_gib"],
+        "configured_pp_size": lambda: 1,
+        "mamba_extra_buffer_enabled": settings.enable_mamba_extra_buffer,
+        "mamba_extra_buffer_lazy_enabled": settings.enable_mamba_extra_buffer_lazy,
+        "max_speculative_num_draft_tokens": lambda: ask["draft_tokens"],
+        "mambaish_config": lambda _: built_on,
+        "kimi_linear_config": lambda _: None,
+        # It says no where there is no CUDA.
+        "is_float4_e2m1fn_x2": lambda dtype: dtype == torch.float4_e2m1fn_x2,
+        "is_minimax_sparse": lambda _: False,
+        "is_deepseek_dsa": lambda _: False,
+        "is_deepseek_v4": lambda _: False,
+        "compute_page_shard_scratch_bytes": lambda *_, **__: 0,
+    }
+    with ExitStack() as stack:
+        for module in (configurator, pools, allocation_sizing):
+            replace_in(stack, module, names)
+        stack.enter_context(
+            mock.patch(
+                "sglang.srt.layers.cp.utils.get_glm_dsa_layer_split_effective_num_layers",
+                lambda _, layers: layers,
+            )
+        )
+        replace_in(stack, pools.DefaultPoolConfigurator, {"_compute_qsa_cell_size": lambda *_, **__: 0})
+        replace_in(
+            stack,
+            fp4.KVCacheQuantMethodBase,
+            {
+                "configure_attention_backends_from_server_args": lambda method, _: (
+                    method.configure_attention_backends("flashinfer", "flashinfer")
+                )
+            },
+        )
+        yield
+
+
+def replace_in(stack: ExitStack, module: ModuleType | type, names: dict[str, object]) -> None:
+    for name, value in names.items():
+        if hasattr(module, name):
+            stack.enter_context(mock.patch.object(module, name, value))
+
+
+def kvc_of(ask: dict, settings: SimpleNamespace, mambaish: object) -> configurator.KVCacheConfigurator:
+    """The configurator, with the fields of every release."""
+    model = ask["model"]
+    full, window = model["full_layers"], model["window_layers"]
+    draft_layers = ask["draft"]["layers"] if ask["draft"] else None
+    own_shape = ask["algorithm"] in ("DFLASH", "DSPARK")
+    exact = draft_cell(ask)
+    fields = {
+        "device": "cpu",
         "gpu_id": 0,
+        "ps": SimpleNamespace(attn_dp_size=1, pp_size=1, attn_tp_size=ask["tp"]),
         "pp_size": 1,
         "attn_dp_size": 1,
         "model_config": model_of(model),
-        "spec_algorithm": SimpleNamespace(is_none=lambda: not speculation),
+        "model_dtype": torch.bfloat16,
+        "spec_algorithm": SpeculativeAlgorithm.from_string(
+            "EAGLE" if ask["algorithm"] == "NEXTN" else ask["algorithm"]
+        ),
+        "spec_aux_config": SimpleNamespace(
+            eagle_draft_num_layers=None if own_shape else draft_layers,
+            eagle_draft_swa_num_layers=None,
+            dflash_draft_num_layers=draft_layers if own_shape else None,
+            dflash_draft_cell_size_per_token=exact,
+        ),
+        "dflash_draft_cell_size_per_token": exact,
         "kv_cache_dtype": kv_dtype(ask["kv"], draft=False),
+        "kv_cache_dtype_str": ask["kv"],
         "page_size": ask["page"],
+        "sliding_window_size": model["window"],
+        "layer_info": SimpleNamespace(
+            start_layer=0,
+            end_layer=full + window,
+            num_effective_layers=full,
+            full_attention_layer_ids=list(range(full)),
+            swa_attention_layer_ids=list(range(full, full + window)),
+        ),
         "post_capture_kv_active": False,
         "use_mla_backend": False,
-        "is_hybrid_swa": False,
+        "is_hybrid_swa": window > 0,
         "extra_mamba_cache_bytes_per_req": 0,
-        "server_args": SimpleNamespace(enable_hisparse=False),
-        "mambaish_config": None if params is None else SimpleNamespace(mamba2_cache_params=params),
-        "hybrid_gdn_config": None if params is None else True,
+        "server_args": settings,
+        "mambaish_config": mambaish,
+        "hybrid_gdn_config": mambaish and True,
         "hybrid_kda_config": None,
         "is_draft_worker": False,
-        "kv_cache_dtype_str": ask["kv"],
+        "fused_entry_bytes": lambda _self, _pool: None,
     }
-    for name, value in settings.items():
-        setattr(kvc, name, value)
-    cell = cell_of(ask, kvc)
-    built = object.__new__(pools.DefaultPoolConfigurator)
-    built._cell_size, built._fixed_overhead_bytes, built._zero_kv_max_tokens = cell, 0, 0
+    kind = type("Handed", (configurator.KVCacheConfigurator,), fields)
+    return object.__new__(kind)
 
-    def override(_source: str, **written: int) -> None:
-        for name, value in written.items():
-            setattr(schedule, name, value)
 
-    patches = {
-        "get_schedule": lambda: schedule,
-        "get_parallel": lambda: parallel,
-        "get_memory": lambda: memory,
-        "get_exec": lambda: execution,
-        "get_spec": lambda: spec,
-        "get_disagg": lambda: SimpleNamespace(disaggregation_mode="null", enable_pd_role_switch=False),
-        "get_mm": lambda: SimpleNamespace(mm_feature_transport=None),
-        "get_context": lambda: SimpleNamespace(override=override),
-        "get_available_gpu_memory": lambda *_, **__: ask["free_after_gib"],
-    }
-    answer: dict = {"cell": cell}
+def size(ask: dict) -> dict:
+    """The whole sizing of one configuration."""
+    linear = ask["linear"]
+    settings = settings_of(ask)
+    params = state_of(linear, ask["state"], ask["linear_layers"], ask["tp"]) if linear else None
+    mambaish = params and SimpleNamespace(
+        mamba2_cache_params=params, full_attention_layer_ids=list(range(ask["model"]["full_layers"]))
+    )
+    kvc = kvc_of(ask, settings, mambaish)
+    answer: dict = {}
     if params is not None:
         answer["slot"] = params.mamba_cache_per_req
-        answer["ring"] = params.replayssm_ring_bytes_per_req(ask["replay"] or 16)
-    with (
-        mock.patch.multiple(configurator, **patches),
-        mock.patch.object(configurator.KVCacheConfigurator, "fused_entry_bytes", lambda *_: None),
-        mock.patch(
-            "sglang.srt.model_executor.pool_configurator.create_memory_pool_configurator", lambda _: built
-        ),
-    ):
+        rings = getattr(params, "replayssm_ring_bytes_per_req", None)
+        answer["ring"] = rings(ask["ring_tokens"]) if rings else None
+    with handed(settings, ask, mambaish):
+        built = pools.create_memory_pool_configurator(kvc)
+        answer["cell"] = built._cell_size
         if params is not None:
             answer["slots_per_request"] = kvc._calculate_mamba_ratio()
         try:
@@ -219,16 +297,19 @@ def size(ask: dict) -> dict:
             sized = kvc.config_from_budget(budget)
             answer |= {
                 "tokens": sized.max_total_num_tokens,
+                "window": sized.swa_max_total_num_tokens or 0,
                 "requests": kvc.resolve_max_num_reqs(sized.max_total_num_tokens),
             }
         except (RuntimeError, ValueError) as error:
             answer["error"] = str(error)
-        answer["slots"] = schedule.max_mamba_cache_size if params is not None else 0
+    answer["slots"] = settings.max_mamba_cache_size if params is not None else 0
     return answer
 
 
 def defaults(ask: dict) -> dict:
     """The default memory fraction, and the sizes of graphs."""
+    from sglang.srt.arg_groups import cuda_graph_hook, memory_hook
+
     backend = memory_hook.Backend
     phases = SimpleNamespace(
         decode=SimpleNamespace(

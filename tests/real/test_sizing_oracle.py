@@ -1,10 +1,11 @@
-"""The plan's figures against SGLang's own code, over random configurations: they are equal."""
+"""The plan's figures against the code of SGLang's releases, over random configurations: they are equal."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from dflash_deploy.plan.settings import read_settings
 from dflash_deploy.plan.sizing import Refused, size_pools
 
 from .environment import SGLANG_VERSION
+from .wheels import RELEASES, wheel
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -30,21 +32,32 @@ DRAFTS = {
 Oracle = Callable[[dict], dict]
 
 
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def oracle(sglang) -> Iterator[Oracle]:
-    """SGLang's sizing code as a process that answers."""
+def oracle(release: str, sglang, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
+    """The sizing code of a release as a process that answers, in the environment of the newest."""
     program = Path(__file__).with_name("sizing_oracle.py")
+    variables = sglang.environment.variables()
+    if release != SGLANG_VERSION:
+        folder = tmp_path_factory.mktemp(f"sglang-{release}")
+        with zipfile.ZipFile(wheel(release)) as archive:
+            archive.extractall(folder, [name for name in archive.namelist() if name.startswith("sglang/")])
+        variables["PYTHONPATH"] = f"{folder}{os.pathsep}{variables['PYTHONPATH']}"
     process = subprocess.Popen(
         [str(sglang.environment.python), str(program)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **sglang.environment.variables()},
+        env={**os.environ, **variables},
     )
     try:
         while (line := process.stdout.readline()) and line.strip() != "ready":
             pass
-        assert process.poll() is None, "the oracle did not start"
+        assert line.strip() == "ready", "the oracle did not start"
 
         def ask(question: dict) -> dict:
             process.stdin.write(json.dumps(question) + "\n")
@@ -63,9 +76,10 @@ def oracle(sglang) -> Iterator[Oracle]:
 
 @st.composite
 def models(draw: st.DrawFn) -> ModelCard:
-    """Random shapes, hybrid or dense, text only or not."""
+    """Random shapes: dense, with window layers or hybrid; text only or not."""
     full = draw(st.integers(1, 24))
     linear_layers = draw(st.sampled_from([0, 0, 12, 24, 48]))
+    window_layers = 0 if linear_layers else draw(st.sampled_from([0, 0, 6, 24]))
     linear = None
     if linear_layers:
         linear = LinearAttention(
@@ -77,10 +91,12 @@ def models(draw: st.DrawFn) -> ModelCard:
         )
     return TARGET.model_copy(
         update={
-            "layers": full + linear_layers,
-            "full_attention_layers": full,
+            "layers": full + window_layers + linear_layers,
+            "full_attention_layers": full + window_layers,
             "linear_attention_layers": linear_layers,
             "linear": linear,
+            "sliding_layers": window_layers,
+            "sliding_window": draw(st.sampled_from([512, 1024, 4096])) if window_layers else None,
             "kv_heads": draw(st.sampled_from([1, 2, 4, 8])),
             "head_dim": draw(st.sampled_from([64, 128, 256])),
             "max_context_tokens": draw(st.sampled_from([4096, 32768, 262144])),
@@ -96,7 +112,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "algorithm": st.sampled_from([None, "DFLASH", "DSPARK", "NEXTN"]),
         "draft_tokens": st.integers(2, 16),
         "fraction": st.floats(0.5, 1.0).map(lambda value: round(value, 3)),
-        "kv": st.sampled_from(["auto", "bf16", "fp8_e4m3", "mxfp8"]),
+        "kv": st.sampled_from(["auto", "bf16", "fp8_e4m3", "mxfp8", "nvfp4"]),
         "draft_kv": st.sampled_from([None, None, "auto", "bf16", "fp8_e4m3"]),
         "draft_backend": st.sampled_from([None, None, "fa4"]),
         "state": st.sampled_from([None, "float32", "bfloat16"]),
@@ -105,9 +121,11 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "overlap": st.booleans(),
         "slots": st.none() | st.integers(1, 200),
         "ratio": st.sampled_from([0.9, 0.9, 0.3, 3.51, 10.0]),
+        "window_ratio": st.sampled_from([0.8, 0.8, 0.25, 1.0]),
         "requests": st.none() | st.integers(1, 64),
         "max_tokens": st.none() | st.integers(1, 2_000_000),
         "page": st.sampled_from([1, 1, 16, 64]),
+        "chunk": st.sampled_from([2048, 8192, -1]),
         "tp": st.sampled_from([1, 1, 2, 4]),
         "replay": st.none() | st.integers(4, 32),
         "before": st.floats(8, 140),
@@ -118,15 +136,19 @@ CONFIGURATIONS = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model=models(), chosen=CONFIGURATIONS)
-def test_sizing(oracle: Oracle, model: ModelCard, chosen: dict):
+def test_sizing(oracle: Oracle, release: str, model: ModelCard, chosen: dict):
     algorithm = chosen["algorithm"]
     if chosen["strategy"] == "extra_buffer_lazy" and not chosen["overlap"]:
         # Refused before any sizing.
         chosen = {**chosen, "strategy": "extra_buffer"}
+    if release < "0.5.18":
+        # They do not have the flag.
+        chosen = {**chosen, "draft_kv": None}
     draft = DRAFTS.get(algorithm)
     if draft is not None and algorithm == "DSPARK":
         chosen = {**chosen, "draft_tokens": draft.block_size + 1}
-    replays = chosen["replay"] if algorithm == "NEXTN" and model.linear is not None else None
+    with_rings = algorithm == "NEXTN" and model.linear is not None and release > "0.5.16"
+    replays = chosen["replay"] if with_rings else None
     flags: dict = {
         "mem-fraction-static": chosen["fraction"],
         "kv-cache-dtype": chosen["kv"],
@@ -134,6 +156,8 @@ def test_sizing(oracle: Oracle, model: ModelCard, chosen: dict):
         "disable-radix-cache": not chosen["radix"],
         "disable-overlap-schedule": not chosen["overlap"],
         "mamba-full-memory-ratio": chosen["ratio"],
+        "swa-full-tokens-ratio": chosen["window_ratio"],
+        "chunked-prefill-size": chosen["chunk"],
         "page-size": chosen["page"],
         "tp-size": chosen["tp"],
         "context-length": model.max_context_tokens,
@@ -151,10 +175,12 @@ def test_sizing(oracle: Oracle, model: ModelCard, chosen: dict):
         "linear-replayssm-cache-len": replays,
     }
     flags |= {name: value for name, value in optional.items() if value is not None}
-    read = read_settings(flags, version=SGLANG_VERSION, card_memory_mib=32607, target=model, draft=draft)
+    read = read_settings(flags, version=release, card_memory_mib=32607, target=model, draft=draft)
     cells = cells_of(read, model, draft)
     after = chosen["before"] * (1 - chosen["loaded"])
-    mine = size_pools(read, cells, free_before_load_gib=chosen["before"], free_after_load_gib=after)
+    mine = size_pools(
+        read, cells, free_before_load_gib=chosen["before"], free_after_load_gib=after, target=model
+    )
 
     state = chosen["state"] or (None if replays else model.state_dtype) or "float32"
     theirs = oracle(
@@ -164,25 +190,19 @@ def test_sizing(oracle: Oracle, model: ModelCard, chosen: dict):
             "draft": None if draft is None else _shape(draft),
             "linear": None if model.linear is None else model.linear.model_dump(),
             "linear_layers": model.linear_attention_layers,
-            "algorithm": algorithm,
             "draft_tokens": read.draft_tokens or None,
-            "fraction": chosen["fraction"],
-            "kv": chosen["kv"],
-            "draft_kv": chosen["draft_kv"],
-            "draft_backend": chosen["draft_backend"],
+            "steps": read.draft_tokens - 1 if algorithm == "NEXTN" else 1 if algorithm else None,
             "state": state,
-            "strategy": chosen["strategy"],
-            "radix": chosen["radix"],
-            "overlap": chosen["overlap"],
-            "slots": chosen["slots"],
-            "ratio": chosen["ratio"],
             "requests": read.running_requests,
-            "max_tokens": chosen["max_tokens"],
-            "page": chosen["page"],
-            "tp": chosen["tp"],
             "replay": replays,
+            "ring_tokens": read.replay_tokens or 16,
             "free_before_gib": chosen["before"],
             "free_after_gib": after,
+            **{
+                name: chosen[name]
+                for name in chosen
+                if name not in ("before", "loaded", "state", "requests", "replay", "draft_tokens")
+            },
         }
     )
     assert cells.charged == theirs["cell"]
@@ -198,6 +218,7 @@ def test_sizing(oracle: Oracle, model: ModelCard, chosen: dict):
         assert mine.kv_tokens == theirs["tokens"]
         assert mine.running_requests == theirs["requests"]
         assert mine.state_slots == theirs["slots"]
+        assert mine.window_tokens == theirs["window"]
 
 
 def _shape(model: ModelCard) -> dict:
@@ -205,7 +226,9 @@ def _shape(model: ModelCard) -> dict:
         "kv_heads": model.kv_heads,
         "head_dim": model.head_dim,
         "layers": model.layers,
-        "full_layers": model.full_attention_layers,
+        "full_layers": model.full_attention_layers - model.sliding_layers,
+        "window_layers": model.sliding_layers,
+        "window": model.sliding_window,
         "context_tokens": model.max_context_tokens,
         "vision": model.vision,
     }
@@ -223,7 +246,7 @@ def _shape(model: ModelCard) -> dict:
     no_decode_graphs=st.booleans(),
     no_prefill_graphs=st.booleans(),
 )
-def test_defaults(oracle: Oracle, **chosen):
+def test_defaults(oracle: Oracle, release: str, **chosen):
     theirs = oracle({"what": "defaults", **chosen})
     target = TARGET if chosen["vision"] else TARGET.model_copy(update={"vision": False})
     names = {
@@ -238,7 +261,7 @@ def test_defaults(oracle: Oracle, **chosen):
     flags["disable-decode-cuda-graph"] = chosen["no_decode_graphs"]
     flags["disable-prefill-cuda-graph"] = chosen["no_prefill_graphs"]
     read = read_settings(
-        flags, version=SGLANG_VERSION, card_memory_mib=chosen["memory_mib"], target=target, draft=None
+        flags, version=release, card_memory_mib=chosen["memory_mib"], target=target, draft=None
     )
     assert read.fraction == pytest.approx(theirs["fraction"], abs=1e-9)
     assert read.chunk_tokens == theirs["chunk"]

@@ -113,6 +113,11 @@ class VersionFacts:
         quantized_head_dflash2: a DFlash2 draft works with a quantised output head.
         exact_draft_cell: the draft's KV bytes per token come from the draft's own shape; before, the target's
             shape was taken for each of its layers.
+        adds_draft_share: what a token takes in the cache of an EAGLE or MTP draft is added to the target's;
+            before, the target's was multiplied, and rounded.
+        window_models_count_draft: a DFlash draft's cache is counted for a target with window layers.
+        capped_window_counts_draft: the same where the window pool follows from the request limit.
+        capped_window_needs_chunks: that is so only where long prompts are cut into chunks.
         charges_padding_slots: sizing charges the padding slot of the state cache and of the verify buffers.
         replay_rings_by_request: the rings of ``--enable-linear-replayssm-spec`` are made for each request and
             are ``--linear-replayssm-cache-len`` long; before, for each state slot and one verify step long.
@@ -133,6 +138,10 @@ class VersionFacts:
     quantized_head_plain_dflash: bool
     quantized_head_dflash2: bool
     exact_draft_cell: bool
+    adds_draft_share: bool
+    window_models_count_draft: bool
+    capped_window_counts_draft: bool
+    capped_window_needs_chunks: bool
     charges_padding_slots: bool
     replay_rings_by_request: bool
     decode_bs_follows_requests: bool
@@ -175,6 +184,10 @@ def facts(version: str) -> VersionFacts:
         quantized_head_plain_dflash=since("0.5.18"),
         quantized_head_dflash2=since("0.5.19"),
         exact_draft_cell=since("0.5.18"),
+        adds_draft_share=since("0.5.22"),
+        window_models_count_draft=since("0.5.18"),
+        capped_window_counts_draft=since("0.5.23"),
+        capped_window_needs_chunks=since("0.5.22"),
         charges_padding_slots=since("0.5.17"),
         replay_rings_by_request=since("0.5.20"),
         decode_bs_follows_requests=since("0.5.22"),
