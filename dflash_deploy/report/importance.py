@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ class Weight:
     """What one parameter alone explains of the differences between trials.
 
     Attributes:
+        together: others that changed in the very same trials, so that nobody can tell which of them it was.
         share: variance between its values over all variance (eta squared), 0 to 1.
         by_chance: the share that shuffled results reach in one case of twenty: below it, nothing is told.
     """
@@ -32,6 +33,7 @@ class Weight:
     flag: str
     share: float
     by_chance: float
+    together: tuple[str, ...] = ()
 
     @property
     def told(self) -> bool:
@@ -50,7 +52,8 @@ class Importance:
 
 def importance_of(profile: Profile, trials: Sequence[TrialRecord]) -> Importance:
     """Weigh the searched parameters by the objective's values, infeasible trials with a figure among them."""
-    measured = [trial for trial in trials if trial.objective is not None]
+    # A proof is the same configuration once more, which would count it twice.
+    measured = [trial for trial in trials if trial.objective is not None and trial.proves is None]
     if len(measured) < FEWEST_TRIALS:
         few = f"{len(measured)} trials have a figure; fewer than {FEWEST_TRIALS} tell nothing of a parameter"
         return Importance(len(measured), problem=few)
@@ -58,18 +61,22 @@ def importance_of(profile: Profile, trials: Sequence[TrialRecord]) -> Importance
     if np.ptp(values) == 0:
         return Importance(len(measured), problem="all trials have the same figure")
     shuffled = np.random.default_rng(0).permuted(np.tile(values, (_SHUFFLES, 1)), axis=1)
-    weights = []
+    weights: dict[tuple[int, ...], Weight] = {}
     for dimension in space_of(profile).dimensions:
         groups = _groups(dimension, measured)
         if len(set(groups.tolist())) < 2:
             continue
+        split = _split(groups)
+        if split in weights:
+            first = weights[split]
+            weights[split] = replace(first, together=(*first.together, dimension.flag))
+            continue
         chance = np.quantile(_explained(groups, shuffled), 0.95)
-        weights.append(
-            Weight(dimension.flag, float(_explained(groups, values[np.newaxis])[0]), float(chance))
-        )
+        share = float(_explained(groups, values[np.newaxis])[0])
+        weights[split] = Weight(dimension.flag, share, float(chance))
     if not weights:
         return Importance(len(measured), problem="no parameter had more than one value")
-    return Importance(len(measured), tuple(sorted(weights, key=lambda one: -one.share)))
+    return Importance(len(measured), tuple(sorted(weights.values(), key=lambda one: -one.share)))
 
 
 def _groups(dimension: Dimension, trials: Sequence[TrialRecord]) -> NDArray[np.int_]:
@@ -82,6 +89,12 @@ def _groups(dimension: Dimension, trials: Sequence[TrialRecord]) -> NDArray[np.i
         return np.array([sorted(set(labels)).index(label) for label in labels])
     bounds = np.quantile(numbers, [1 / _MOST_GROUPS * step for step in range(1, _MOST_GROUPS)])
     return np.searchsorted(np.unique(bounds), np.array(numbers), side="left")
+
+
+def _split(groups: NDArray[np.int_]) -> tuple[int, ...]:
+    """The groups numbered by their first trial: the same for parameters that changed together."""
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(int(group), len(numbers)) for group in groups)
 
 
 def _explained(groups: NDArray[np.int_], values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -161,7 +161,7 @@ def _importance(report: Report) -> Iterator[str]:
         ("parameter", "explains by itself", "by chance"),
         (
             (
-                one.flag,
+                ", ".join((one.flag, *one.together)),
                 words.percent(one.share) + ("" if one.told else ", not told from chance"),
                 words.percent(one.by_chance),
             )

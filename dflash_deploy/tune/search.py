@@ -65,8 +65,8 @@ _EFFECTS: Mapping[str, float] = {
 logarithm)."""
 _ANY_EFFECT = 0.03
 _PREFILL_GRAPHS, _PREFILL_GRAPHS_TOKENS = "disable-prefill-cuda-graph", 30.0
-"""A flag that changes the time to the first token alone, by about as many tokens' worth: much of a short answer.
-The prior knows nothing of it."""
+"""A flag that changes the time to the first token alone, by about as many tokens' worth: much of a short
+answer. The prior knows nothing of it."""
 _LITTLE_EFFECT = 0.003
 _UNKNOWN_EFFECT = 0.15
 """The same where there is no prior."""
