@@ -516,6 +516,7 @@ def _as_json(service: Service, changed: Changed) -> dict[str, object]:
         "generation": changed.generation,
         "ok": changed.problem is None,
         "problem": changed.problem,
+        "fix": changed.fix,
         "outage_s": changed.outage_s,
     }
 
@@ -529,7 +530,8 @@ def _say(service: Service, changed: Changed) -> None:
     typer.echo(f"error: {_safe(changed.problem)}", err=True)
     away = f", nothing was served for {changed.outage_s:.0f} s (measured)" if changed.outage_s else ""
     typer.echo(f"{service.unit}: {now} is current{away}", err=True)
-    typer.echo(f"  fix: dflash-deploy diagnose --unit {service.unit}", err=True)
+    fix = changed.fix or f"dflash-deploy diagnose --unit {service.unit}"
+    typer.echo(f"  fix: {_safe(fix)}", err=True)
 
 
 def _summary(store: Store, manager: Manager) -> dict[str, object]:

@@ -13,6 +13,7 @@ Nothing here talks to systemd; ``service`` does.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -138,6 +139,11 @@ class Store:
         """File name of the service's unit."""
         return f"{UNIT_PREFIX}{self.service}.service"
 
+    def command(self, verb: str, *more: str) -> str:
+        """What a person types to have something done with this service."""
+        mine = [] if self.folder.parent == SYSTEM_ROOT else ["--user"]
+        return " ".join(["dflash-deploy service", verb, *mine, self.service, *more])
+
     def numbers(self) -> list[int]:
         """Its generations, oldest first."""
         found = self.folder.glob("generations/[0-9]*")
@@ -162,10 +168,10 @@ class Store:
             known = ", ".join(map(str, self.numbers())) or "none"
             raise DeployError(
                 f"service {self.service} has no generation {number} (it has: {known})",
-                fix=f"dflash-deploy service show {self.service}",
+                fix=self.command("show"),
                 exit_code=ExitCode.MISSING,
             )
-        return _read(path, Generation, self.service)
+        return self._read(path, Generation)
 
     def unit_text(self, number: int) -> str:
         """The unit of a generation.
@@ -177,9 +183,9 @@ class Store:
         try:
             return read_regular(path, most_bytes=_LARGEST_BYTES).decode()
         except OSError as error:
-            raise _damaged(path, error.strerror or str(error), self.service) from error
+            raise self._damaged(path, error.strerror or str(error)) from error
         except UnicodeDecodeError as error:
-            raise _damaged(path, "it is no text", self.service) from error
+            raise self._damaged(path, "it is no text") from error
 
     def wrote(self, unit: str) -> bool:
         """The text is that of one of its generations."""
@@ -257,7 +263,7 @@ class Store:
             DeployError: its record cannot be read.
         """
         path = self.folder / "change.json"
-        return _read(path, PendingChange, self.service) if path.exists() else None
+        return self._read(path, PendingChange) if path.exists() else None
 
     def set_pending_aside(self) -> Path:
         """Keep an unreadable record of a change under another name, where it is in nobody's way."""
@@ -317,6 +323,24 @@ class Store:
                 path.unlink()
         self.folder.rmdir()
 
+    def _read(self, path: Path, kind: type[_R]) -> _R:
+        try:
+            return kind.model_validate_json(read_regular(path, most_bytes=_LARGEST_BYTES))
+        except OSError as error:
+            raise self._damaged(path, error.strerror or str(error)) from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            at = ".".join(map(str, first["loc"]))
+            raise self._damaged(path, f"{at}: {first['msg']}".removeprefix(": ")) from None
+
+    def _damaged(self, path: Path, why: str) -> DeployError:
+        return DeployError(
+            f"{path} is no record that this tool reads: {why}",
+            fix=f"{self.command('show')} (its generations), then {self.command('rollback', 'N')}; or install "
+            "it again",
+            exit_code=ExitCode.INVALID_INPUT,
+        )
+
     def _place(self, number: int) -> Path:
         return self.folder / "generations" / f"{number:04d}"
 
@@ -344,13 +368,17 @@ def locked(store: Store, *, make: bool) -> Iterator[None]:
     try:
         if make:
             store.folder.mkdir(parents=True, exist_ok=True)
+        if store.folder.is_dir() and not os.access(store.folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         descriptor = os.open(store.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise no_service(store.service) from None
     except OSError as error:
         raise DeployError(
             f"{store.folder} cannot be written: {error.strerror}",
-            fix="run the command with sudo, or give --user for a service of your own",
+            fix="run the command with sudo, or give --user for a service of your own"
+            if isinstance(error, PermissionError)
+            else "make room there, and mend its file system",
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
     busy = DeployError(
@@ -382,26 +410,6 @@ def event(
     """An event of this moment."""
     return Event(
         at=datetime.now(UTC), operation=operation, generation=generation, before=before, ok=ok, why=why
-    )
-
-
-def _read(path: Path, kind: type[_R], service: str) -> _R:
-    try:
-        return kind.model_validate_json(read_regular(path, most_bytes=_LARGEST_BYTES))
-    except OSError as error:
-        raise _damaged(path, error.strerror or str(error), service) from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        at = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"{at}: {first['msg']}".removeprefix(": "), service) from None
-
-
-def _damaged(path: Path, why: str, service: str) -> DeployError:
-    return DeployError(
-        f"{path} is no record that this tool reads: {why}",
-        fix=f"dflash-deploy service show {service} (its generations), then dflash-deploy service rollback "
-        f"{service} N; or install it again",
-        exit_code=ExitCode.INVALID_INPUT,
     )
 
 

@@ -100,12 +100,14 @@ class Changed:
     Attributes:
         generation: the one that is current now, None for none.
         problem: why the wanted one is not, or None.
+        fix: what helps, where that is known.
         outage_s: how long nothing was served; None where nothing was stopped or started.
     """
 
     generation: int | None
     problem: str | None = None
     outage_s: float | None = None
+    fix: str | None = None
 
 
 def install(
@@ -173,7 +175,7 @@ def rollback_target(store: Store, number: int | None) -> int:
         if number == current:
             raise DeployError(
                 f"generation {number} is the current one",
-                fix=f"dflash-deploy service restart {store.service}",
+                fix=store.command("restart"),
             )
         return number
     failed = {one.generation for one in store.history() if one.operation == "install" and not one.ok}
@@ -182,7 +184,7 @@ def rollback_target(store: Store, number: int | None) -> int:
         raise DeployError(
             f"service {store.service} has no generation before {current if current is not None else 'this'} "
             "that served",
-            fix=f"dflash-deploy service show {store.service}",
+            fix=store.command("show"),
             exit_code=ExitCode.MISSING,
         )
     return older[-1]
@@ -194,8 +196,8 @@ def start(service: Service) -> Changed:
         mend(service)
         current = _need_current(service)
         began = time.monotonic()
-        if not service.running and (taken := _taken(service)):
-            return Changed(current, taken)
+        if not service.running:
+            _require_port(service)
         if not service.systemd.start(service.unit):
             return Changed(current, _why_not_started(service))
         return Changed(current, outage_s=time.monotonic() - began)
@@ -216,8 +218,7 @@ def restart(service: Service) -> Changed:
         began = time.monotonic()
         if left := _stop(service):
             return Changed(current, "; ".join(left))
-        if taken := _taken(service):
-            return Changed(current, taken)
+        _require_port(service)
         if not service.systemd.start(service.unit):
             return Changed(current, _why_not_started(service))
         return Changed(current, outage_s=time.monotonic() - began)
@@ -288,7 +289,7 @@ def _change(
     before, running = store.current(), service.running
     pending = _pending(operation, before, after, running=running)
     store.begin(pending)
-    began = time.monotonic()
+    began, fix = time.monotonic(), None
     try:
         problem = _bring_up(service, after) if start else _put(service, after)
         if problem is None:
@@ -297,7 +298,8 @@ def _change(
         _go_back(service, pending, "it was interrupted")
         raise
     except (DeployError, OSError) as error:
-        problem = error.message if isinstance(error, DeployError) else str(error)
+        told = error if isinstance(error, DeployError) else None
+        problem, fix = (told.message, told.fix) if told else (str(error), None)
     if problem is None:
         store.end(event(operation, after, before, ok=True))
         return Changed(after, outage_s=time.monotonic() - began if start and running else None)
@@ -308,15 +310,14 @@ def _change(
         problem = f"{problem}\nand generation {before} does not serve either: {worse}"
     if before is not None:
         service.notify("rolled back", f"generation {after} does not serve, back to {before}: {problem}")
-    return Changed(before, problem, time.monotonic() - began if running else None)
+    return Changed(before, problem, time.monotonic() - began if running else None, fix)
 
 
 def _bring_up(service: Service, number: int) -> str | None:
     if left := _stop(service):
         return "; ".join(left)
     _put(service, number)
-    if taken := _taken(service):
-        return taken
+    _require_port(service)
     service.tell(f"starting {service.unit}; this takes until the model answers")
     if not service.systemd.start(service.unit):
         return _why_not_started(service)
@@ -420,14 +421,17 @@ def _require_own_unit(service: Service) -> None:
     )
 
 
-def _taken(service: Service) -> str | None:
-    """Who has the port of the current generation, when the service does not run."""
+def _require_port(service: Service) -> None:
+    """See that nobody else has the port of the current generation; the service does not run."""
+    current, generation = service.store.current(), None
     with suppress(DeployError):
-        current = service.store.current()
         generation = None if current is None else service.store.generation(current)
-        if generation is not None and (holder := holder_of(generation.host, generation.port)):
-            return f"port {generation.port} on {generation.host} is taken by {holder}"
-    return None
+    if generation is not None and (holder := holder_of(generation.host, generation.port)):
+        raise DeployError(
+            f"port {generation.port} on {generation.host} is taken by {holder}",
+            fix="end what has it, or give the service another port in its profile (service.port)",
+            exit_code=ExitCode.UNAVAILABLE,
+        )
 
 
 def _stop(service: Service) -> tuple[str, ...]:
@@ -486,7 +490,7 @@ def _need_current(service: Service) -> int:
     if current is None:
         raise DeployError(
             f"service {service.store.service} has no generation that served",
-            fix=f"dflash-deploy service rollback {service.store.service} N, or install again",
+            fix=f"{service.store.command('rollback', 'N')}, or install it again",
             exit_code=ExitCode.MISSING,
         )
     return current

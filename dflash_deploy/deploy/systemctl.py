@@ -41,7 +41,8 @@ class Systemd:
             mine = self.manager == "user"
             raise DeployError(
                 f"the {'user' if mine else 'machine'}'s systemd cannot be asked: {said}",
-                fix="log in as that user (not by su or sudo), or: loginctl enable-linger"
+                fix="log in as that user (by ssh or at the console, not by su or sudo); or: sudo loginctl "
+                "enable-linger $USER, then export XDG_RUNTIME_DIR=/run/user/$(id -u)"
                 if mine
                 else "run it on a machine that systemd runs; elsewhere: dflash-deploy emit --format shell",
                 exit_code=ExitCode.UNAVAILABLE,

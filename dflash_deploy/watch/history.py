@@ -27,6 +27,7 @@ class Sample:
     Attributes:
         at_s: seconds since the epoch.
         vram_free_mib: of the card that has least.
+        simulated: 1 where the server was the simulator.
     """
 
     at_s: float
@@ -35,6 +36,7 @@ class Sample:
     accept_length: float | None = None
     vram_free_mib: float | None = None
     running: float | None = None
+    simulated: float = 0.0
 
 
 _COLUMNS = [field.name for field in fields(Sample)]
@@ -42,9 +44,13 @@ _COLUMNS = [field.name for field in fields(Sample)]
 
 @dataclass(frozen=True)
 class Series:
-    """One figure over time: means of equal spans, oldest first, None where nothing was sampled."""
+    """One figure over time: means of equal spans, oldest first, None where nothing was sampled.
+
+    Simulated where any sample of it was.
+    """
 
     name: str
+    simulated: bool
     span_s: int
     values: tuple[float | None, ...]
 
@@ -67,9 +73,12 @@ def keep(file: Path, sample: Sample, *, mode: int = 0o644) -> None:
                 )
             # It holds no secret, and the unit that writes it has a strict umask.
             file.chmod(mode)
-        except sqlite3.OperationalError:
-            # Somebody else writes, or nobody can.
-            return
+        except sqlite3.OperationalError as error:
+            if "column" not in str(error):
+                # Somebody else writes, or nobody can.
+                return
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
         except sqlite3.DatabaseError:
             with suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -101,14 +110,16 @@ def series(samples: Sequence[Sample], *, now_s: float, hours: int, spans: int) -
     found = []
     for name in ("tokens_per_s", "kv_usage", "accept_length", "vram_free_mib"):
         values: list[list[float]] = [[] for _ in range(spans)]
+        simulated = False
         for sample in samples:
             place = spans - 1 - int((now_s - sample.at_s) // span_s)
             value = getattr(sample, name)
             if value is not None and 0 <= place < spans:
                 values[place].append(value)
+                simulated = simulated or bool(sample.simulated)
         means = tuple(sum(one) / len(one) if one else None for one in values)
         if any(mean is not None for mean in means):
-            found.append(Series(name, span_s, means))
+            found.append(Series(name, simulated, span_s, means))
     return tuple(found)
 
 

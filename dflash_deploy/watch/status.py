@@ -302,6 +302,7 @@ def _sample(server: ServerStatus, now_s: float) -> Sample:
         accept_length=load.accept_length,
         vram_free_mib=min(free, default=None),
         running=load.running,
+        simulated=float(server.simulated),
     )
 
 

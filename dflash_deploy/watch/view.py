@@ -91,13 +91,9 @@ def _server_section(server: ServerStatus) -> Section:
         rows.append(("at", printable(at, longest=200)))
     if unit is not None:
         when = ("at boot" if unit.manager == "system" else "at login") if unit.enabled else "only by hand"
-        again = f"restarted {unit.restarts} times by systemd" if unit.restarts else "never restarted"
-        rows.append(
-            (
-                "unit",
-                f"{unit.name} ({unit.manager} manager): {unit.active} ({unit.sub}), {again}, starts {when}",
-            )
-        )
+        again = f"{unit.restarts or 'no'} automatic restart{'' if unit.restarts == 1 else 's'}"
+        what = f"{unit.name} ({unit.manager} manager): {unit.active} ({unit.sub})"
+        rows.append(("unit", f"{what}, {again}, starts {when}"))
     if server.recorded is not None:
         router = ", the router in front of the engines" if server.recorded.router else ""
         rows.append(("generation", f"{server.recorded.generation}{router}"))
@@ -124,7 +120,7 @@ def _server_section(server: ServerStatus) -> Section:
         rows.append(
             ("planned", f"at most {server.recorded.expected_mib:,} MiB{parts} ({when} when it was tuned)")
         )
-    rows += _history(server, kind)
+    rows += _history(server)
     for warned in server.warnings:
         rows.append(("warning", printable(warned.text, longest=300)))
         rows.append(("fix", warned.fix))
@@ -147,11 +143,12 @@ _HISTORY = {
 }
 
 
-def _history(server: ServerStatus, kind: str) -> list[tuple[str, str]]:
+def _history(server: ServerStatus) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for one in server.history:
         name, shape = _HISTORY[one.name]
         top = shape.format(max(value for value in one.values if value is not None))
+        kind = "simulated" if one.simulated else "measured"
         label = "" if rows else f"last {HISTORY_HOURS} h"
         rows.append((label, f"{name} {sparkline(one.values)} to {top} ({kind})"))
     return rows

@@ -326,9 +326,11 @@ def test_a_taken_port_is_told_with_its_holder_before_an_engine_is_started(box: S
 
         changed = service.install(box, on_port, start=True)
         assert f"port {port} on 127.0.0.1 is taken by process {os.getpid()}" in str(changed.problem)
+        assert "service.port" in str(changed.fix)
         service.install(box, on_port, start=False)
         for work in (service.start, service.restart):
-            assert "is taken by process" in str(work(box).problem)
+            with pytest.raises(DeployError, match="is taken by process"):
+                work(box)
     assert service.start(box).problem is None
 
 

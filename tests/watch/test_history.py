@@ -58,6 +58,7 @@ def test_a_file_of_another_shape_and_values_that_are_none_do_no_harm(tmp_path: P
         database.execute("CREATE TABLE sample (slot INTEGER PRIMARY KEY, at_s)")
     assert read(file, since_s=0) == ()
     keep(file, Sample(NOW_S))
+    assert [sample.at_s for sample in read(file, since_s=0)] == [NOW_S], "an older version's is begun anew"
     other = tmp_path / "other.sqlite"
     keep(other, Sample(NOW_S, tokens_per_s=1.0))
     with sqlite3.connect(other) as database:
@@ -144,3 +145,9 @@ def test_a_damaged_history_does_not_keep_status_from_its_work():
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(read(file, since_s=0)) == 1
+
+
+def test_figures_that_were_simulated_stay_so_whoever_looks_at_them_later():
+    samples = [Sample(NOW_S - 60, tokens_per_s=10.0, simulated=1.0), Sample(NOW_S - 9000, kv_usage=0.5)]
+    found = series(samples, now_s=NOW_S, hours=6, spans=36)
+    assert {one.name: one.simulated for one in found} == {"tokens_per_s": True, "kv_usage": False}

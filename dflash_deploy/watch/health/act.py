@@ -60,4 +60,5 @@ def _sample(seen: Health, now_s: float) -> history.Sample:
         accept_length=figures.get("accept_length"),
         vram_free_mib=figures.get("vram_free"),
         running=figures.get("running_requests"),
+        simulated=float(seen.simulated),
     )
