@@ -265,6 +265,142 @@ class TestEnvironment:
         assert load_profile("rtx5090-single-user", overrides=[f"env.{name}=/x"]).env == {name: "/x"}
 
 
+class TestVariablesAndMethodsThatAreSearched:
+    def test_a_variable_is_text_whatever_it_looks_like(self, write: ProfileWriter) -> None:
+        path = write(
+            "extends: rtx5090-single-user\n"
+            "search: {env.OMP_NUM_THREADS: {choices: [null, 1, true, 'x y']}}\n"
+            "known: [{name: a, source: b, flags: {env.OMP_NUM_THREADS: 1}}]\n"
+        )
+        profile = load_profile(str(path))
+        assert profile.search["env.OMP_NUM_THREADS"] == Choices(choices=[None, "1", "true", "x y"])
+        assert profile.known[0].flags == {"env.OMP_NUM_THREADS": "1"}
+
+    def test_both_are_given_on_the_command_line(self) -> None:
+        profile = load_profile(
+            "rtx5090-single-user",
+            overrides=[
+                "search.env.SGLANG_X_Y={choices: [null, 1]}",
+                "search.method.choices=[dflash, mtp, none]",
+            ],
+        )
+        assert profile.search["env.SGLANG_X_Y"] == Choices(choices=[None, "1"])
+        assert profile.search["method"] == Choices(choices=["dflash", "mtp", "none"])
+        gone = load_profile("rtx5090-single-user", overrides=["search.env.A.choices=[x]", "search.env.A="])
+        assert "env.A" not in gone.search
+
+    def test_what_is_fixed_above_is_no_longer_searched(self, write: ProfileWriter) -> None:
+        write(
+            "extends: rtx5090-single-user\n"
+            "search: {env.A: {choices: [x, z]}, method: {choices: [dflash, dspark]}}\n",
+            "mine",
+            own=True,
+        )
+        over = "speculation: {method: dspark, draft: qwen3.8-27b-dspark}\nenv: {A: x}\n"
+        profile = load_profile(str(write(f"extends: mine\n{over}known: []\n")))
+        assert profile.env == {"A": "x"}
+        assert not {"env.A", "method"} & profile.search.keys()
+        back = load_profile("mine", overrides=["env.A=x", "search.env.A.choices=[x, y]"])
+        assert back.env == {}
+
+    @pytest.mark.parametrize(
+        ("change", "expected"),
+        [
+            ("search: {env.A: {low: 1, high: 4, step: 1}}", "f:2:10: search.env.A: a variable is text"),
+            (
+                "search: {env.A: {choices: [[a, b]]}}",
+                "search.env.A.choices[0]: a variable is text of one line",
+            ),
+            ("search: {env.A-B: {choices: [a]}}", "or env.NAME for a variable of the server's environment"),
+            ("search: {env.HF_TOKEN: {choices: [hf_abcdef]}}", "search.env.HF_TOKEN: a secret may not stand"),
+            ("search: {env.CUDA_VISIBLE_DEVICES: {choices: ['0', '1']}}", "the card is chosen with --gpu"),
+            ("env: {A: x}\nsearch: {env.A: {choices: [x]}}", "env.A: both fixed here and searched"),
+            (
+                "env: {A: x}\nknown: [{name: a, source: b, flags: {env.A: y}}]",
+                "known[0].flags.env.A: env fixes env.A to another value, 'x'",
+            ),
+            ("known: [{name: a, source: b, flags: {env.A_KEY: sk-1}}]", "known[0].flags.env.A_KEY: a secret"),
+            (
+                "search: {env.A: {choices: [x]}}\nknown: [{name: a, source: b, flags: {env.A: y}}]",
+                "is none of the choices of search.env.A",
+            ),
+            ("flags: {method: mtp}", "flags.method: is set by speculation.method"),
+            (
+                "search: {method: {choices: [none, eagle9]}}",
+                "choices[1]: there is no method 'eagle9'; expected",
+            ),
+            (
+                "search: {method: {choices: [none, dflsh]}}",
+                "there is no method 'dflsh'; did you mean 'dflash'?",
+            ),
+            (
+                "search: {method: {choices: [none, null]}}",
+                "choices[1]: write none for decoding without drafts",
+            ),
+            ("search: {method: {low: 1, high: 2, step: 1}}", "search.method: methods are no numbers"),
+            (
+                "search: {method: {choices: [mtp]}}",
+                "the profile's own method, none, is not among the choices",
+            ),
+            (
+                "model: {target: a/b}\nsearch: {method: {choices: [none, dspark]}}",
+                "choices[1]: no dspark draft is known for a/b: name one in speculation.drafts.dspark",
+            ),
+            (
+                "search: {method: {choices: [none, ngram]}, speculative-num-steps: {choices: [2, 3]}}",
+                "search.speculative-num-steps: no method that is tried reads it: none, ngram",
+            ),
+            (
+                "known: [{name: a, source: b, flags: {method: ngram}}]",
+                "known[0].flags.method: no methods are searched",
+            ),
+            (
+                "speculation: {method: none, drafts: {dspark: qwen3.8-27b-dflash2}}",
+                "speculation.drafts.dspark: qwen3.8-27b-dflash2 is a dflash draft",
+            ),
+            (
+                "speculation: {method: dspark, draft: a/b, drafts: {dspark: c/d}}",
+                "speculation.drafts.dspark: dspark is this profile's own method",
+            ),
+        ],
+    )
+    def test_each_mistake_is_told(self, write: ProfileWriter, change: str, expected: str) -> None:
+        changed = {line.partition(":")[0] for line in change.splitlines()}
+        content = yaml.safe_load(MINIMAL)
+        kept = yaml.safe_dump({key: value for key, value in content.items() if key not in changed})
+        if expected.startswith("f:2"):
+            kept, change = "", f"summary: x\n{change}"
+        assert expected in "\n".join(_mistakes(write(kept + change)))
+
+    def test_a_draft_that_is_named_makes_a_method_possible(self, write: ProfileWriter) -> None:
+        content = yaml.safe_load(MINIMAL)
+        content |= {
+            "model": {"target": "a/b"},
+            "speculation": {"method": "none", "drafts": {"dspark": "c/d"}},
+            "search": {"method": {"choices": ["none", "dspark"]}},
+        }
+        profile = load_profile(str(write(yaml.safe_dump(content))))
+        assert profile.speculation.drafts == {"dspark": "c/d"}
+
+    def test_back_ends_are_checked_by_version(self) -> None:
+        choices = [
+            "search.fp8-gemm-backend={choices: [auto, cutlass]}",
+            "search.fp4-gemm-backend={choices: [auto, marlin]}",
+            "search.speculative-draft-kv-cache-dtype={choices: [null, bfloat16]}",
+            "search.speculative-draft-attention-backend={choices: [null, triton]}",
+        ]
+        assert len(load_profile("rtx5090-single-user", overrides=choices).search) > 14
+        with pytest.raises(InvalidDocument) as caught:
+            load_profile("rtx5090-single-user", overrides=[*choices, "engine.version=0.5.17"])
+        assert "--speculative-draft-kv-cache-dtype came with SGLang 0.5.18; 0.5.17 lacks it" in str(
+            caught.value
+        )
+        with pytest.raises(InvalidDocument, match=r"fp4-gemm-backend.*cutlass"):
+            load_profile(
+                "rtx5090-single-user", overrides=["search.fp4-gemm-backend={choices: [auto, cutlass]}"]
+            )
+
+
 class TestMistakes:
     def test_all_at_once_with_place_key_and_nearest(self, write: ProfileWriter) -> None:
         path = write(

@@ -2,10 +2,13 @@ import pytest
 
 from dflash_deploy.engine.sglang.bootlog import read_boot_log
 from dflash_deploy.engine.sglang.flags import FlagTable
+from dflash_deploy.machine.cards import load_card
+from dflash_deploy.plan.terms import Terms
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.simulator.virtual import Ask, run_virtual
 from dflash_deploy.tune.feasible import Forecaster
-from dflash_deploy.tune.launching import model_flags, values
+from dflash_deploy.tune.launching import model_flags, shared_flags, values
+from dflash_deploy.tune.space import space_of
 
 from .samples import measurement, trial
 
@@ -81,3 +84,75 @@ def test_a_log_teaches_only_where_the_plan_can_follow_the_start():
 
 def test_what_cannot_be_planned_for_can_be_launched():
     assert forecast("rtx5090-single-user", **{"tp-size": 2}).refusal is None
+
+
+METHODS = "search.method={choices: [dflash, dspark, mtp, none]}"
+
+
+def planned(forecaster, **changes):
+    known = {**forecaster.profile.known[0].flags, **changes}
+    space = space_of(forecaster.profile)
+    return {**shared_flags(forecaster.profile, simulated=True), **space.whole(known)}
+
+
+def test_the_plan_and_the_rate_follow_the_candidates_method():
+    profile = load_profile("rtx5090-single-user", overrides=[METHODS])
+    forecaster = Forecaster(profile, "0.5.23", 32607)
+    card = load_card("rtx-5090")
+    found = {method: planned(forecaster, method=method) for method in ("dflash", "dspark", "mtp", "none")}
+    budgets = {method: forecaster.budget(flags) for method, flags in found.items()}
+    drafts = {method: budget.pool_mib("draft weights") for method, budget in budgets.items()}
+    assert drafts["dflash"] > drafts["dspark"] > drafts["mtp"] > drafts["none"] == 0
+    assert budgets["none"].kv_tokens > budgets["mtp"].kv_tokens > budgets["dflash"].kv_tokens
+    rates = {method: forecaster.rate(flags, card) for method, flags in found.items()}
+    assert rates["dflash"] > rates["mtp"] > rates["none"]
+
+
+def test_what_a_log_tells_of_a_draft_is_no_measure_for_another():
+    profile = load_profile("rtx5090-single-user", overrides=[METHODS])
+    forecaster = Forecaster(profile, "0.5.23", 32607)
+    terms = Terms(context=1000.0, draft_weights=5000.0, after_load=300.0)
+    after = forecaster.corrected(terms, "dspark")
+    dflash, dspark = planned(forecaster, method="dflash"), planned(forecaster, method="dspark")
+    assert after.budget(dspark).pool_mib("draft weights") == 5000.0
+    assert after.budget(dflash).pool_mib("draft weights") == forecaster.budget(dflash).pool_mib(
+        "draft weights"
+    )
+    assert after.budget(dflash).pool_mib("context") == 1000.0, "the machine is the same"
+    assert after.subject(None, "dspark").draft == "qwen3.8-27b-dspark"
+    assert after.subject(None).draft == "qwen3.8-27b-dflash2"
+
+
+def test_mtp_is_planned_with_the_head_inside_its_target():
+    profile = load_profile("rtx5090-single-user", overrides=[METHODS])
+    own = profile.model_copy(update={"speculation": profile.speculation.model_copy(
+        update={"method": "mtp", "draft": None})})  # fmt: skip
+    flags = {"speculative-algorithm": "NEXTN", "mem-fraction-static": 0.85}
+    assert Forecaster(own, "0.5.23", 32607).budget(flags).pool_mib("draft weights") > 500
+
+
+def test_a_variable_that_changes_memory_changes_the_plan():
+    profile = load_profile(
+        "rtx5090-single-user", overrides=["search.env.PYTORCH_CUDA_ALLOC_CONF.choices=[x]"]
+    )
+    forecaster = Forecaster(profile, "0.5.23", 32607)
+    plain = planned(forecaster)
+    expandable = {**plain, "env.PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert forecaster.budget(expandable).headroom_mib > forecaster.budget(plain).headroom_mib
+    assert forecaster.question(expandable, 0.0).env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_the_drafts_own_kv_type_changes_its_tokens():
+    forecaster = Forecaster(load_profile("rtx5090-single-user"), "0.5.23", 32607)
+    flags = planned(forecaster)
+    # Otherwise it has the target's, eight bits.
+    wider = {**flags, "speculative-draft-kv-cache-dtype": "bfloat16"}
+    assert forecaster.budget(wider).kv_tokens < forecaster.budget(flags).kv_tokens
+    assert forecaster.rate(wider, load_card("rtx-5090")) < forecaster.rate(flags, load_card("rtx-5090"))
+
+
+def test_a_refusal_is_certain_where_the_engines_own_arithmetic_is():
+    certain = forecast("rtx5090-four-users", **{"mem-fraction-static": 0.5})
+    assert certain.certain
+    likely = {"max-mamba-cache-size": 24, "max-total-tokens": 24576, "mem-fraction-static": 0.99}
+    assert not forecast("rtx5090-four-users", **likely).certain

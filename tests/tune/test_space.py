@@ -1,6 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_deploy.tune.launching import values, variables
 from dflash_deploy.tune.space import key_of, space_of, tidy
 
 from .samples import profile
@@ -65,3 +66,66 @@ def test_a_value_that_is_no_choice_has_no_place():
     assert "max-total-tokens" not in SPACE.places({"max-total-tokens": 9000})
     assert SPACE.places({})["max-total-tokens"] == 0
     assert SPACE.places({})["disable-radix-cache"] == 1
+
+
+METHODS = space_of(
+    profile(
+        model={"target": "qwen3.8-27b-nvfp4"},
+        speculation={"method": "dflash", "draft": "qwen3.8-27b-dflash2"},
+        search={
+            "method": {"choices": ["dflash", "dspark", "mtp", "ngram", "none"]},
+            "speculative-num-draft-tokens": {"low": 2, "high": 9, "step": 1},
+            "speculative-draft-window-size": {"choices": [None, 4096]},
+            "chunked-prefill-size": {"choices": [None, 1024]},
+            "env.OMP_NUM_THREADS": {"choices": [None, "2"]},
+        },
+    )
+)
+
+
+def test_what_a_method_does_not_read_tells_no_two_configurations_apart():
+    by_method = {}
+    for places in METHODS.grid():
+        settings = METHODS.settings(places)
+        by_method.setdefault(settings["method"], set()).add(key_of(settings))
+    others = 2 * 2
+    assert {method: len(keys) // others for method, keys in by_method.items()} == {
+        "dflash": 8 * 2,
+        "dspark": 1,
+        "mtp": 8 * 2,
+        "ngram": 8,
+        "none": 1,
+    }
+
+
+def test_a_method_brings_its_flags_and_the_engine_gets_what_follows_from_it():
+    mtp = METHODS.whole({"method": "mtp", "speculative-num-draft-tokens": 6, "env.OMP_NUM_THREADS": "2"})
+    assert values(mtp) == {
+        "speculative-algorithm": "NEXTN",
+        "speculative-num-steps": 5,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": 6,
+    }
+    assert variables(mtp) == {"OMP_NUM_THREADS": "2"}
+    assert values(METHODS.whole({"method": "none", "speculative-num-draft-tokens": 6})) == {}
+    dspark = values(METHODS.whole({"method": "dspark", "speculative-num-draft-tokens": 6}))
+    assert dspark == {
+        "speculative-algorithm": "DSPARK",
+        "speculative-draft-model-path": "RadixArk/Qwen3.8-27B-DSpark",
+    }
+
+
+def test_a_setting_that_names_no_method_has_the_profiles_own():
+    assert METHODS.whole({})["method"] == "dflash"
+    assert METHODS.places(METHODS.whole({}))["method"] == 0
+
+
+def test_equal_settings_of_mtp_are_equal_however_they_are_said():
+    key = key_of({"method": "mtp"})
+    assert key == key_of({"method": "mtp", "speculative-num-draft-tokens": 4})
+    assert key == key_of({"method": "mtp", "speculative-num-steps": 3, "speculative-eagle-topk": 1})
+    assert key != key_of({"method": "mtp", "speculative-num-steps": 2})
+    tree = {"method": "mtp", "speculative-num-steps": 3, "speculative-eagle-topk": 4}
+    assert key_of({**tree, "speculative-num-draft-tokens": 8}) != key_of(
+        {**tree, "speculative-num-draft-tokens": 16}
+    )
