@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from dflash_deploy.bench.measurement import Measurement, NotMeasured, RoundFigures, Spread
+from dflash_deploy.bench.telemetry import Telemetry
 from dflash_deploy.engine.boot import BootFailure, BootRecord, Stage
 from dflash_deploy.engine.sglang.bootlog import read_boot_log
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.errors import DeployError
+from dflash_deploy.machine.gpu import GpuSample
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.simulator.virtual import Ask, Round, VirtualRun, run_virtual
 from dflash_deploy.tune.launching import shared_flags, values, variables
@@ -25,6 +27,7 @@ from dflash_deploy.tune.trial import Verdict, degradation, judge
 STOP_S = 5.0
 """Between two servers: one is stopped, the next one's process starts."""
 
+_CLOCK_MHZ = 2400.0
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -35,6 +38,7 @@ class VirtualCard:
     Attributes:
         output_tokens: of each answer; less than the profile's, where time counts more than short answers do.
         slow: by a trial's number, how many times as long every step takes then: the machine's drift.
+        clocks: the card tells that its clocks are as much lower then.
     """
 
     profile: Profile
@@ -43,11 +47,12 @@ class VirtualCard:
     output_tokens: int
     memory_mib: int
     slow: Callable[[int], float] = lambda _: 1.0
+    clocks: bool = False
     _known: dict[tuple[str, float], TrialRecord] = field(default_factory=dict)
     _held: dict[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._shared = shared_flags(self.profile, simulated=True)
+        self.shared = shared_flags(self.profile, simulated=True)
 
     def run(
         self, settings: dict[str, FlagSetting], *, number: int = 1, source: str = "search"
@@ -58,7 +63,8 @@ class VirtualCard:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._run(settings, slow)
-        return known.model_copy(update={"number": number, "source": source})
+        seen = _telemetry(_CLOCK_MHZ / slow) if self.clocks else None
+        return known.model_copy(update={"number": number, "source": source, "telemetry": seen})
 
     def holds(self, settings: dict[str, FlagSetting]) -> bool:
         """Whether it lives through all that was promised: everybody at once with the whole context."""
@@ -97,7 +103,7 @@ class VirtualCard:
         workload, version = self.profile.workload, self.profile.engine.version
         short, full = Ask(60, self.output_tokens), Ask(workload.context_tokens - 96, 24)
         run = run_virtual(
-            FlagTable.for_version(version).spell(values({**self._shared, **settings})),
+            FlagTable.for_version(version).spell(values({**self.shared, **settings})),
             [[short] * workload.users, [full] * workload.users],
             card=self.card,
             seed=self.seed,
@@ -108,7 +114,7 @@ class VirtualCard:
 
     def _run(self, settings: dict[str, FlagSetting], slow: float) -> TrialRecord:
         profile = self.profile
-        flags = {**self._shared, **settings}
+        flags = {**self.shared, **settings}
         users, measure = profile.workload.users, profile.measure
         try:
             argv = FlagTable.for_version(profile.engine.version).spell(values(flags))
@@ -149,6 +155,10 @@ class VirtualCard:
             measured = NotMeasured("the server died", (), max(0, len(run.rounds) - 1))
         verdict = judge(profile, boot, measured, alive=run.served, last_words=f" ({run.message})")
         return _record(flags, verdict, boot, run.boot_s, served_s)
+
+
+def _telemetry(clock_mhz: float) -> Telemetry | None:
+    return Telemetry.of([GpuSample(round(clock_mhz), None, None, None, None, None)])
 
 
 def _tasks(profile: Profile, count: int) -> list[str]:
