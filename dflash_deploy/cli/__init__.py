@@ -76,11 +76,11 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "emit": emit.emit,
     "status": status.status,
-    "health": health.health,
     "diagnose": diagnose.diagnose,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, short_help=SUMMARIES[_name])(_command)
+app.command("health", cls=health.Plugin, short_help=SUMMARIES["health"])(health.health)
 app.command("plan", short_help=SUMMARIES["plan"], context_settings={"ignore_unknown_options": True})(
     plan.plan
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from dflash_deploy.cli import given
 from dflash_deploy.cli.sought import ApiKeyFile, Url, places_sought
@@ -21,6 +22,35 @@ _WAIT_PAUSE_S = 2.0
 _LEAST_S = 2.0
 _UNKNOWN = ExitCode.INVALID_INPUT
 """What monitoring plugins call UNKNOWN has the same number."""
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""What stands above it: any wrong command line."""
+
+
+class Plugin(TyperCommand):
+    """A command that keeps to what monitoring plugins do also where it cannot do its work.
+
+    Whoever calls it reads standard output and the status: 2 is the service's fault, more than 3 is none.
+    """
+
+    def make_context(self, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - typer's own types have no public name
+        """Read the command line; a wrong one is unknown, not critical."""
+        try:
+            return super().make_context(*given, **more)
+        except _UsageError as error:
+            message = getattr(error, "format_message", error.__str__)()
+            _say_unknown(message, json=False)
+            raise DeployError(message, fix="dflash-deploy health --help", exit_code=_UNKNOWN) from error
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Run it; what a person must fix is unknown. The timer's unit fails instead."""
+        try:
+            return super().invoke(ctx)
+        except (DeployError, OSError) as error:
+            if ctx.params["act"] or isinstance(error, BrokenPipeError):
+                raise
+            told = error if isinstance(error, DeployError) else DeployError(str(error))
+            _say_unknown(told.message, json=ctx.params["json"])
+            raise DeployError(told.message, fix=told.fix, exit_code=_UNKNOWN) from error
 
 
 def health(
@@ -121,8 +151,8 @@ def health(
     found = _checked(name, url, api_key_file, limits, timeout_s=timeout_s, wait_s=wait_s)
     if found is None:
         called = "is found here" if name is None else f"called {name!r} is found here"
-        _unknown(f"no service {called}", json=json)
-        return
+        _say_unknown(f"no service {called}", json=json)
+        raise typer.Exit(_UNKNOWN)
     place, seen = found
     said = _act(place, seen, checks, cool_down_s) if act else None
     if prometheus is not None:
@@ -254,12 +284,12 @@ def _print(seen: Health, *, json: bool, layers: bool) -> None:
             typer.echo("\n".join(plain_lines(render.people_sections(seen))))
 
 
-def _unknown(text: str, *, json: bool) -> None:
+def _say_unknown(text: str, *, json: bool) -> None:
     from dflash_deploy.watch.health import render
     from dflash_deploy.watch.health.verdict import Health, Layer, Verdict
 
     nothing = Health(
-        "nothing", (Layer("service", Verdict.UNKNOWN, text, "dflash-deploy status", needed=True),), 0.0
+        "nothing", (Layer("check", Verdict.UNKNOWN, text, "dflash-deploy status", needed=True),), 0.0
     )
     if json:
         from json import dumps
@@ -267,4 +297,3 @@ def _unknown(text: str, *, json: bool) -> None:
         typer.echo(dumps(render.as_json(nothing), indent=2))
     else:
         typer.echo(render.plugin_line(nothing))
-    raise typer.Exit(_UNKNOWN)

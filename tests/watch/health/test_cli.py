@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.watch.engine_server import HEALTHY, serving
 
 WELL = {**HEALTHY, "/generate": (200, b'{"meta_info": {"completion_tokens": 1}}')}
@@ -61,7 +63,27 @@ def test_what_is_given_wrong_gives_3(tmp_path: Path):
     done = run("--url", "127.0.0.1:1", "--api-key-file", str(tmp_path / "absent"))
     assert done.returncode == 3
     assert done.stderr.startswith("error: ")
+    # A monitor reads standard output alone.
+    assert done.stdout.startswith("DFLASH UNKNOWN - ")
+    assert "cannot be read" in done.stdout
+    assert json.loads(run("--url", "ftp://x", "--json").stdout)["verdict"] == "unknown"
     assert run("--url", "127.0.0.1:1", "--act").returncode == 3
+
+
+@pytest.mark.parametrize("wrong", [["--no-such"], ["--timeout", "soon"], ["--timeout", "0.1"], ["a", "b"]])
+def test_a_wrong_command_line_is_unknown_and_not_the_services_fault(wrong: list[str]):
+    done = run(*wrong)
+    assert done.returncode == 3
+    assert done.stdout.startswith("DFLASH UNKNOWN - ")
+    assert len(done.stdout.splitlines()) == 1
+    assert "dflash-deploy health --help" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_unknown(tmp_path: Path):
+    with serving(HEALTHY) as engine:
+        done = run("--url", engine.url, "--prometheus", str(tmp_path))
+    assert done.returncode == 3
+    assert done.stdout.startswith("DFLASH UNKNOWN - ")
 
 
 def test_a_server_that_never_answers_anything_ends_in_time():
