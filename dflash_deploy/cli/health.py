@@ -219,7 +219,7 @@ def _place(name: str | None, url: str | None, api_key_file: Path | None, timeout
     if len(meant) > 1:
         raise DeployError(
             f"several services are found here: {', '.join(place.name for place in meant)}",
-            fix="dflash-deploy health NAME",
+            fix=f"name one: dflash-deploy health {meant[0].name}",
             exit_code=_UNKNOWN,
         )
     return meant[0] if meant else None

@@ -200,14 +200,22 @@ def list_services(*, system: _System = True, json: _Json = False) -> None:
 def show(name: _Name, *, system: _System = True, json: _Json = False) -> None:
     """One service: every generation, what was done, what has changed below it."""
     manager = _manager(system)
-    store = _store(name, manager)
-    summary = _summary(store, manager)
-    history = [one.model_dump(mode="json") for one in store.history()]
+    stores = [service.store for service in _existing(name, manager, asked=False)]
     if json:
-        from json import dumps
-
-        typer.echo(dumps({"schema_version": 1, **summary, "history": history}, indent=2))
+        histories = [[one.model_dump(mode="json") for one in store.history()] for store in stores]
+        _print_json(
+            [
+                {**_summary(store, manager), "history": history}
+                for store, history in zip(stores, histories, strict=True)
+            ]
+        )
         return
+    for store in stores:
+        _show(store, manager)
+
+
+def _show(store: Store, manager: Manager) -> None:
+    summary = _summary(store, manager)
     for line in _summary_lines(summary):
         typer.echo(line)
     for number in store.numbers():
@@ -219,11 +227,11 @@ def show(name: _Name, *, system: _System = True, json: _Json = False) -> None:
             continue
         kind = " (simulated)" if generation.simulated else ""
         typer.echo(f" {mark} {number}: {generation.created:%Y-%m-%d %H:%M} {_safe(generation.source)}{kind}")
-    for one in history[-10:]:
-        ending = (
-            "done" if one["ok"] else f"gone back to {one['before'] or 'nothing'}: {_safe(str(one['why']))}"
-        )
-        typer.echo(f"   {str(one['at'])[:16]} {one['operation']} {one['generation'] or ''}: {ending}")
+    for one in store.history()[-10:]:
+        back = f"gone back to {one.before or 'nothing'}: {_safe(one.why or 'no reason was written down')}"
+        indented = ("done" if one.ok else back).replace("\n", "\n     ")
+        what = f"{one.operation} {one.generation}" if one.generation else one.operation
+        typer.echo(f"   {one.at:%Y-%m-%d %H:%M} {what}: {indented}")
 
 
 @app.command("diff")
@@ -237,7 +245,7 @@ def diff(
     """What differs between the units of two generations."""
     import difflib
 
-    store = _store(name, _manager(system))
+    store = _one(name, _existing(name, _manager(system), asked=False)).store
     before, after = (
         store.unit_text(store.generation(number).number).splitlines(keepends=True)
         for number in (first, second)
@@ -312,13 +320,7 @@ def rollback(
     """Go back to another generation; it is started and asked, as when it was installed."""
     from dflash_deploy.deploy import service as services
 
-    (service, *others) = _existing(name, _manager(system), asked=not dry_run)
-    if others:
-        raise DeployError(
-            f"{name} is several services, each with generations of its own",
-            fix=f"name one: {', '.join(one.store.service for one in (service, *others))}",
-            exit_code=ExitCode.USAGE,
-        )
+    service = _one(name, _existing(name, _manager(system), asked=not dry_run))
     if dry_run:
         target = services.rollback_target(service.store, number)
         _show_install(service, target, service.store.unit_text(target), start=True, watch=False)
@@ -415,6 +417,16 @@ def _existing(name: str, manager: Manager, *, asked: bool) -> list[Service]:
     if asked:
         Systemd(manager).require()
     return [_service(one, manager) for one in names or (name,)]
+
+
+def _one(name: str, found: Sequence[Service]) -> Service:
+    if len(found) > 1:
+        raise DeployError(
+            f"{name} is several services, each with generations of its own",
+            fix=f"name one: {', '.join(one.store.service for one in found)}",
+            exit_code=ExitCode.USAGE,
+        )
+    return found[0]
 
 
 def _service(name: str, manager: Manager) -> Service:

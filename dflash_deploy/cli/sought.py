@@ -55,6 +55,7 @@ def _with_own_key(place: Place) -> Place:
 
 
 def _sought(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:
+    from dflash_deploy.deploy.fleet import is_member
     from dflash_deploy.deploy.key_file import read_api_key
     from dflash_deploy.watch import places
     from dflash_deploy.watch.units import read_units
@@ -68,7 +69,11 @@ def _sought(name: str | None, url: str | None, api_key_file: Path | None) -> lis
         return places.merged([*units, *records, places.Place("port", "server", DEFAULT_URL)])
     profile = _profile(name)
     service = profile.service.name if profile else name
-    found = [place for place in places.unit_places(read_units()) if place.answers_to(service)]
+    units = places.unit_places(read_units())
+    found = [place for place in units if place.answers_to(service)]
+    if not found:
+        # What was installed on several cards under this name.
+        found = [place for place in units if is_member(place.name, service)]
     if profile is not None:
         key_file = profile.service.api_key_file
         if key is None and key_file is not None:

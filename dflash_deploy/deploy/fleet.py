@@ -98,5 +98,9 @@ def on_one_card(
 
 def members(root: Path, name: str) -> tuple[str, ...]:
     """The services of a fleet that are installed, engines first."""
-    pattern = re.compile(_MEMBER.format(re.escape(name)))
-    return tuple(store.service for store in stores(root) if pattern.fullmatch(store.service))
+    return tuple(store.service for store in stores(root) if is_member(store.service, name))
+
+
+def is_member(service: str, name: str) -> bool:
+    """A service is called as one of the fleet of that name."""
+    return re.fullmatch(_MEMBER.format(re.escape(name)), service) is not None

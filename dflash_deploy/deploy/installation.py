@@ -18,6 +18,7 @@ from dflash_deploy.deploy.service import Changed, Service, Tell
 from dflash_deploy.deploy.unit import WRITTEN_FOR_SYSTEMD
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.engine.sglang.flags import FlagTable
+from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.gpu import read_gpus
 from dflash_deploy.serving_env import router as router_env
 
@@ -109,6 +110,12 @@ def router(wanted: Wanted, steps: Sequence[Step], python: Path | None, *, dry_ru
         python, version = Path("/the/routers/environment/bin/python"), router_env.VERSION
     else:
         python = python.absolute()
+        if not python.exists():
+            raise DeployError(
+                f"--router-python {python} is not there",
+                fix="leave it out: an environment is then made for the router",
+                exit_code=ExitCode.MISSING,
+            )
         version = router_env.version_of(python)
         if wanted.manager == "system":
             access.require(access.account(wanted.user), "the router's environment", python.parents[1])

@@ -37,6 +37,17 @@ _CAUSES: tuple[tuple[re.Pattern[str], str, ExitCode], ...] = (
         "the disk is full",
         ExitCode.UNAVAILABLE,
     ),
+    # pip says of an index that it could not reach that it has no version either.
+    (
+        re.compile(
+            r"Temporary failure in name resolution|Connection refused|Network is unreachable|dns error"
+            r"|Connection timed out|Read timed out|Failed to fetch|error sending request"
+            r"|connection broken by",
+            re.IGNORECASE,
+        ),
+        "the package index cannot be reached",
+        ExitCode.UNAVAILABLE,
+    ),
     (
         re.compile(r"No matching distribution|No solution found|unsatisfiable|ResolutionImpossible"),
         "the wanted versions cannot be had together, or not for this interpreter",
@@ -46,15 +57,6 @@ _CAUSES: tuple[tuple[re.Pattern[str], str, ExitCode], ...] = (
         re.compile(r"THESE PACKAGES DO NOT MATCH THE HASHES|Hash mismatch", re.IGNORECASE),
         "a file is not the one that the pin names: its SHA-256 differs",
         ExitCode.INVALID_INPUT,
-    ),
-    (
-        re.compile(
-            r"Temporary failure in name resolution|Connection refused|Network is unreachable|dns error"
-            r"|Connection timed out|Read timed out|Failed to fetch|error sending request",
-            re.IGNORECASE,
-        ),
-        "the package index cannot be reached",
-        ExitCode.UNAVAILABLE,
     ),
 )
 _FIXES = {
