@@ -4,6 +4,7 @@
     python benchmarks/search_efficiency.py --ablation     our search without each of its parts besides
     python benchmarks/search_efficiency.py --seeds 1 2    other seeds
     python benchmarks/search_efficiency.py --json         the same for scripts
+    python benchmarks/search_efficiency.py --set search.method='{choices: [dflash, none]}'  a wider space
 
 A landscape is a service profile on its card with hidden deviations (``simulator.physics.residuals``) of one
 seed: speed and memory of that very card, which no planner knows. A trial takes milliseconds on a virtual
@@ -22,7 +23,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 
@@ -119,8 +120,8 @@ class Played:
 Player = Callable[[Landscape], Played]
 
 
-def landscape(name: str, seed: int) -> Landscape:
-    profile = load_profile(name)
+def landscape(name: str, seed: int, overrides: Sequence[str] = ()) -> Landscape:
+    profile = load_profile(name, overrides=overrides)
     # Answers are shorter than the profile's, for time.
     workload = profile.workload.model_copy(update={"output_tokens": OUTPUT_TOKENS})
     profile = profile.model_copy(update={"workload": workload})
@@ -411,11 +412,12 @@ def main() -> None:
     parser.add_argument("--ablation", action="store_true", help="our search without its parts besides")
     parser.add_argument("--only-ours", action="store_true", help="no other search")
     parser.add_argument("--verbose", action="store_true", help="every landscape, to stderr")
+    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     begun = time.perf_counter()
-    lands = [landscape(name, seed) for name in given.profiles for seed in given.seeds]
+    lands = [landscape(name, seed, given.overrides) for name in given.profiles for seed in given.seeds]
     searches = {"ours": SEARCHES["ours"]} if given.only_ours else dict(SEARCHES)
     if given.ablation:
         searches |= ABLATIONS

@@ -1,5 +1,6 @@
 """The search on a virtual clock: the very code of ``tune``, a trial in milliseconds."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import shared_flags
 from dflash_deploy.tune.records import Proof
 from dflash_deploy.tune.search import Proposal, Search, Stop
-from dflash_deploy.tune.space import key_of, space_of, tidy
+from dflash_deploy.tune.select import best_of
+from dflash_deploy.tune.space import key_of, space_of
 
 from .samples import boot, profile, trial
 
@@ -23,8 +25,10 @@ CARD_MIB = {"rtx-5090": 32607, "rtx-3090": 24576}
 class Played:
     """One search, played to its end."""
 
-    def __init__(self, name, seed, known=True, cut_after=None):
-        self.profile = load_profile(name)
+    def __init__(self, name, seed, known=True, cut_after=None, *, overrides=(), knowing=None):
+        self.profile = load_profile(name, overrides=overrides)
+        for one in self.profile.known:
+            one.flags.update(knowing or {})
         self.card = VirtualCard(self.profile, self.profile.card, seed, 64, CARD_MIB[self.profile.card])
         self.records = []
         self.whys = []
@@ -47,7 +51,7 @@ class Played:
     def search(self):
         forecaster = Forecaster(self.profile, "0.5.23", CARD_MIB[self.profile.card])
         known = [
-            Proposal(tidy({**self.profile.flags, **known.flags}), f"known:{known.name}", "known")
+            Proposal(space_of(self.profile).whole(known.flags), f"known:{known.name}", "known")
             for known in self.profile.known
         ]
         from dflash_deploy.machine.cards import load_card
@@ -117,6 +121,49 @@ def test_the_longest_context_is_sought_up_to_the_limits_and_not_beyond():
     assert best.objective > 1.5 * first
     free_mib = best.measured.vram_total_mib - best.measured.vram_used_mib
     assert 512 <= free_mib < 1300
+
+
+NARROW = (
+    *(f"search.{flag}=" for flag in ("cuda-graph-bs-decode", "max-running-requests", "disable-radix-cache")),
+    *(f"search.{flag}=" for flag in ("chunked-prefill-size", "attention-backend", "kv-cache-dtype")),
+    *(
+        f"search.{flag}="
+        for flag in ("mamba-ssm-dtype", "disable-prefill-cuda-graph", "max-mamba-cache-size")
+    ),
+    "search.max-total-tokens=",
+)
+"""The four users' profile with little left to choose: what its known setting says holds."""
+
+
+def narrow(*overrides, **given):
+    known = load_profile("rtx5090-four-users").known[0].flags
+    searched = ("speculative-num-draft-tokens", "mem-fraction-static")
+    fixed = [f"flags.{flag}={json.dumps(value)}" for flag, value in known.items() if flag not in searched]
+    return Played("rtx5090-four-users", 12, overrides=[*NARROW, *fixed, *overrides], **given)
+
+
+def test_methods_cost_a_launch_or_two_and_lose_nothing():
+    plain = narrow()
+    played = narrow("search.method={choices: [dflash, dspark, mtp, ngram, none]}")
+    assert played.best > 0.99 * plain.best
+    assert len(played.records) <= len(plain.records) + 4
+    tried = [record.flags["method"] for record in played.records]
+    assert set(tried) > {"dflash"}, "the prior may be wrong of a method, and one launch tells"
+    assert "none" not in tried, "a third of the speed is no prior's mistake"
+    others = [record.flags for record in played.records if record.flags["method"] == "dspark"]
+    assert len(others) == len({key_of(flags) for flags in others})
+    assert all("speculative-num-draft-tokens" not in flags for flags in others), "it has a block of its own"
+
+
+def test_leaving_a_variable_unset_is_tried_and_preferred():
+    played = narrow("search.env.OMP_NUM_THREADS.choices=[4, null]", knowing={"env.OMP_NUM_THREADS": "4"})
+    assert played.records[0].flags["env.OMP_NUM_THREADS"] == "4"
+    assert any(
+        record.source.startswith("without:") and "env.OMP_NUM_THREADS" in record.source
+        for record in played.records
+    )
+    unknown = narrow("search.env.OMP_NUM_THREADS.choices=[4, null]", known=False)
+    assert "env.OMP_NUM_THREADS" not in best_of(unknown.profile, unknown.records).flags
 
 
 def searched(search_space, **given):
