@@ -46,16 +46,39 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be cha
 
 
 @app.command("list")
-def list_patches(*, json: _Json = False) -> None:
+def list_patches(
+    *,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="ENV", help="Also tell how each stands in this environment."),
+    ] = None,
+    json: _Json = False,
+) -> None:
     """List the patches: what each is for, what upstream did, and its limits."""
-    from dflash_deploy.serving_env.patches.description import load_patch, patch_names
-    from dflash_deploy.serving_env.patches.view import SCHEMA_VERSION, patch_json, patch_lines
+    from dflash_deploy.serving_env.patches.verdict import examine
+    from dflash_deploy.serving_env.patches.view import (
+        SCHEMA_VERSION,
+        environment_line,
+        here_line,
+        patch_json,
+        patch_lines,
+        tree_json,
+    )
 
-    patches = [load_patch(name) for name in patch_names()]
+    patches = _patches(None)
+    tree = None if env is None else _tree(env)
+    here = {patch.name: examine(patch, tree).verdict for patch in patches} if tree else {}
     if json:
-        _print_json({"schema_version": SCHEMA_VERSION, "patches": [patch_json(patch) for patch in patches]})
+        listed = [patch_json(patch, here.get(patch.name)) for patch in patches]
+        environment = {"environment": tree_json(tree)} if tree else {}
+        _print_json({"schema_version": SCHEMA_VERSION, **environment, "patches": listed})
         return
-    typer.echo("\n\n".join("\n".join(patch_lines(patch)) for patch in patches))
+    if tree:
+        typer.echo(f"{environment_line(tree)}\n")
+    blocks = [
+        [*patch_lines(patch), *map(here_line, filter(None, [here.get(patch.name)]))] for patch in patches
+    ]
+    typer.echo("\n\n".join("\n".join(block) for block in blocks))
 
 
 @app.command("check")
@@ -95,8 +118,16 @@ def check(
 
     patches = _patches(names)
     tree = _tree(env)
-    mended = [] if dry_run else mend(tree)
+    mended: list[str] = []
+    unable: list[str] = []
+    if not dry_run:
+        try:
+            mended = mend(tree)
+        except DeployError as error:
+            # Whoever may not write there can still be told how it stands.
+            unable = [f"it cannot be put in order: {error.message} (fix: {error.fix})"]
     cut_short = unfinished(tree)
+    cut_short += unable if cut_short else []
     decision = _decision(tree, probe, measure=measure)[0]
     found = []
     # Which model will be served is not known here: what holds of a quantised head is told.
@@ -213,11 +244,22 @@ def apply(
 
 @app.command("revert")
 def revert(
-    names: _Names = None, *, env: _Environment = None, dry_run: _DryRun = False, json: _Json = False
+    names: _Names = None,
+    *,
+    env: _Environment = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also where the file was edited since; that one is kept beside it, as FILE.edited.",
+        ),
+    ] = False,
+    dry_run: _DryRun = False,
+    json: _Json = False,
 ) -> None:
     """Put the original of a patched file back, byte for byte; without NAME, of every applied patch."""
     from dflash_deploy.serving_env.patches import ledger
-    from dflash_deploy.serving_env.patches.operations import applied_diff
+    from dflash_deploy.serving_env.patches.operations import applied_diff, how_it_stands
     from dflash_deploy.serving_env.patches.operations import revert as revert_patch
     from dflash_deploy.serving_env.patches.view import SCHEMA_VERSION, tree_json
 
@@ -231,9 +273,11 @@ def revert(
         if dry_run:
             entry = applied.get(name)
             said = f"{name} would be reverted" if entry else f"{name} is not applied"
+            if entry and entry.state == "applied":
+                how_it_stands(tree, entry.change, force=force)
             diff = applied_diff(tree, entry) if entry and entry.state == "applied" else None
         else:
-            said, diff = revert_patch(name, tree), None
+            said, diff = revert_patch(name, tree, force=force), None
         done.append({"name": name, "done": said, "diff": diff})
         if not json:
             typer.echo(said)
@@ -268,11 +312,14 @@ def diff(names: _Names = None, *, env: _Environment = None, json: _Json = False)
         for entry in ledger.entries(tree)
         if entry.state == "applied" and (not names or entry.change.patch in names)
     ]
-    diffs = [{"name": entry.change.patch, "diff": applied_diff(tree, entry)} for entry in entries]
+    diffs = {entry.change.patch: applied_diff(tree, entry) for entry in entries}
     if json:
-        _print_json({"schema_version": SCHEMA_VERSION, "environment": tree_json(tree), "patches": diffs})
-    else:
-        typer.echo(_shown("".join(one["diff"] for one in diffs)), nl=False)
+        patches = [{"name": name, "diff": diff} for name, diff in diffs.items()]
+        _print_json({"schema_version": SCHEMA_VERSION, "environment": tree_json(tree), "patches": patches})
+        return
+    typer.echo(_shown("".join(filter(None, diffs.values()))), nl=False)
+    for name in (name for name, diff in diffs.items() if diff is None):
+        typer.echo(f"{name} does not stand any more as it was applied; patch check tells more", err=True)
 
 
 @app.command("verify")

@@ -23,6 +23,7 @@ from dflash_deploy.serving_env import environments, records, trees, usage
 from dflash_deploy.serving_env.environments import Environment
 from dflash_deploy.serving_env.installer import Say
 from dflash_deploy.serving_env.records import BackupRecord
+from dflash_deploy.serving_env.refused import refused
 
 _TREE, _MANIFEST, _RECORD = "tree", "manifest.jsonl", "record.json"
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]{1,4})?")
@@ -47,22 +48,19 @@ def list_backups(name: str) -> list[Backup]:
     """Whole backups of an environment, oldest first."""
     environments.folder_of(name)
     found = []
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for folder in sorted(_place(name).iterdir()):
-            if _ID.fullmatch(folder.name) and (folder / _TREE).is_dir():
-                with suppress(DeployError):
-                    record = records.read(folder / _RECORD, BackupRecord)
-                    if record is not None and record.id == folder.name and record.name == name:
-                        found.append(Backup(folder, record))
+    for folder in _folders(_place(name)):
+        if _ID.fullmatch(folder.name) and (folder / _TREE).is_dir():
+            with suppress(DeployError):
+                record = records.read(folder / _RECORD, BackupRecord)
+                if record is not None and record.id == folder.name and record.name == name:
+                    found.append(Backup(folder, record))
     return found
 
 
 def all_backups() -> list[Backup]:
     """Whole backups by environment, also of environments that are gone."""
-    with suppress(FileNotFoundError):
-        folders = sorted(folder.name for folder in (paths.data_dir() / "backups").iterdir())
-        return [backup for name in folders if environments.is_name(name) for backup in list_backups(name)]
-    return []
+    names = [folder.name for folder in _folders(paths.data_dir() / "backups")]
+    return [backup for name in names if environments.is_name(name) for backup in list_backups(name)]
 
 
 def find_backup(name: str, backup_id: str | None) -> Backup:
@@ -76,9 +74,10 @@ def find_backup(name: str, backup_id: str | None) -> Backup:
         if backup_id in (None, backup.record.id):
             return backup
     ids = ", ".join(backup.record.id for backup in known)
+    make = "backup" if environments.find_environment(name) is not None else "create"
     raise DeployError(
         f"environment {name} has no backup{f' {backup_id}' if backup_id and known else ''}",
-        fix=f"use one of: {ids}" if known else f"dflash-deploy env backup {name}",
+        fix=f"use one of: {ids}" if known else f"dflash-deploy env {make} {name}",
         exit_code=ExitCode.MISSING,
     )
 
@@ -193,6 +192,15 @@ def remove_backup(name: str, backup_id: str) -> None:
         doomed = backup.folder.with_name(f".{backup_id}.making")
         backup.folder.rename(doomed)
         environments.delete_tree(doomed)
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return sorted(place.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise refused(error, place) from error
 
 
 def _place(name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,24 +135,34 @@ def _adopt(name: str, pin: EnginePin, say: Say) -> Environment:
             fix="give the folder that holds bin/python (conda: conda env list)",
             exit_code=ExitCode.MISSING,
         )
-    folder = environments.folder_of(name)
-    if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
-        _refuse_foreign(folder)
+    _clear(name, say)
     say(f"asking {python} what it has")
     about = describe(python, imports=False)
     _need_engine(about, pin, prefix)
-    _Stamp(pin, "adopted", adopted=prefix).write(name, about)
-    environments.making_file(name).unlink(missing_ok=True)
+    try:
+        _begin(name, pin)
+        _Stamp(pin, "adopted", adopted=prefix).write(name, about)
+        environments.making_file(name).unlink()
+    except BaseException:
+        _undo(name, None, say)
+        raise
     return environments.need_environment(name)
+
+
+def _begin(name: str, pin: EnginePin) -> None:
+    note = records.Making(name=name, pin=pin, began_at=environments.now())
+    write_atomic(environments.making_file(name), records.write_text(note))
 
 
 def _clear(name: str, say: Say) -> None:
     """Out of the way with what an interrupted making left; with nothing else."""
     folder = environments.folder_of(name)
     ours = environments.read_making(name) is not None
-    if folder.is_symlink() or (folder.exists() and not ours):
+    if folder.is_symlink() or (folder.exists() and not ours and any(folder.iterdir())):
         _refuse_foreign(folder)
-    if folder.exists():
+    if folder.exists() and not ours:
+        folder.rmdir()
+    elif folder.exists():
         say(f"an earlier making of {name} was cut short: beginning again (its downloads are kept)")
         environments.discard(folder, name)
 
@@ -193,8 +204,7 @@ class _Stamp:
 def _make(name: str, stamp: _Stamp, python: str, *, installer: Installer, say: Say, lock: int) -> Environment:
     pin = stamp.pin
     folder = environments.folder_of(name)
-    note = records.Making(name=name, pin=pin, began_at=environments.now())
-    write_atomic(environments.making_file(name), records.write_text(note))
+    _begin(name, pin)
     log_path = paths.state_dir() / "env" / f"{name}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     # For its owner alone: addresses of indexes may hold a password.
@@ -222,10 +232,11 @@ def _make(name: str, stamp: _Stamp, python: str, *, installer: Installer, say: S
 def _need_engine(about: Description, pin: EnginePin, prefix: Path) -> None:
     found = about.packages.get(PACKAGE)
     if found is None:
+        python = shlex.quote(str(prefix / "bin" / "python"))
+        pip = f"{python} -m pip install" if "pip" in about.packages else f"uv pip install --python {python}"
         raise DeployError(
             f"{prefix} has no {PACKAGE}",
-            fix=f"choose an environment that has it, or install it there: {prefix}/bin/python -m pip install "
-            f"{PACKAGE}",
+            fix=f"choose an environment that has it, or install it there: {pip} {PACKAGE}",
             exit_code=ExitCode.MISSING,
         )
     if pin.version is not None and found != pin.version:

@@ -9,6 +9,7 @@ from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import write_atomic
 from dflash_deploy.serving_env import records
 from dflash_deploy.serving_env.environments import Environment, find_environment, need_environment
+from dflash_deploy.serving_env.refused import refused
 
 
 def _record_file() -> Path:
@@ -68,6 +69,4 @@ def choose(name: str | None) -> None:
         need_environment(name)
         write_atomic(_record_file(), records.write_text(records.DefaultRecord(name=name)))
     except OSError as error:
-        raise DeployError(
-            f"{_record_file()} cannot be written: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
-        ) from error
+        raise refused(error, _record_file()) from error

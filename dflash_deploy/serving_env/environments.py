@@ -6,13 +6,12 @@ and what it was made from. ``envs/.NAME.*`` is work in progress and never an env
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +20,9 @@ from dflash_deploy import paths, yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.lock import exclusive
 from dflash_deploy.serving_env import records
+from dflash_deploy.serving_env.patches import ledger
 from dflash_deploy.serving_env.records import EnvironmentRecord, Making
+from dflash_deploy.serving_env.refused import refused
 
 STAMP = ".complete"
 CONSTRAINTS = "constraints.txt"
@@ -139,16 +140,24 @@ def need_environment(name: str) -> Environment:
 
 
 def list_environments() -> tuple[list[Environment], list[Broken]]:
-    """Whole environments by name, and folders that are none."""
+    """Whole environments by name, and folders that are none.
+
+    Raises:
+        DeployError: their folder cannot be read.
+    """
     whole: list[Environment] = []
     broken: list[Broken] = []
     names: set[str] = set()
-    with suppress(FileNotFoundError):
+    try:
         for entry in root().iterdir():
-            if is_name(entry.name) and entry.is_dir():
+            if is_name(entry.name) and entry.is_dir() and any(entry.iterdir()):
                 names.add(entry.name)
             elif entry.name.endswith(".making") and is_name(entry.name[1:-7]):
                 names.add(entry.name[1:-7])
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise refused(error, root()) from error
     for name in sorted(names):
         try:
             found = find_environment(name)
@@ -180,18 +189,21 @@ def changing(name: str) -> Iterator[int]:
         root().mkdir(parents=True, exist_ok=True)
         descriptor = os.open(root() / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise _told(error) from error
+        raise refused(error, root()) from error
     busy = DeployError(
         f"environment {name} is being changed by another process",
         fix="wait until that has ended, then run this again",
         exit_code=ExitCode.UNAVAILABLE,
     )
     try:
-        with exclusive(descriptor, busy=busy):
+        with exclusive(descriptor, busy=busy), ExitStack() as held:
             _put_in_order(name)
+            # No patch is applied or reverted meanwhile: a copy would hold one half.
+            for site_packages in sorted(folder_of(name).glob("lib/python3*/site-packages")):
+                held.enter_context(ledger.held(site_packages))
             yield descriptor
     except OSError as error:
-        raise _told(error) from error
+        raise refused(error, root()) from error
 
 
 def is_being_changed(name: str) -> bool:
@@ -207,16 +219,6 @@ def is_being_changed(name: str) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _told(error: OSError) -> DeployError:
-    where = error.filename or root()
-    fix = None
-    what = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        what = f"the disk is full ({what})"
-        fix = "free some space, or set XDG_DATA_HOME to a folder on a larger disk; then run it again"
-    return DeployError(f"{where}: {what}", fix=fix, exit_code=ExitCode.UNAVAILABLE)
 
 
 def replaced_folder(name: str) -> Path:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular
 from dflash_deploy.serving_env.pins import EnginePin
+from dflash_deploy.serving_env.refused import refused
 
 _MAX_BYTES = 4 << 20
 _Word = Annotated[str, Field(max_length=1000)]
@@ -100,9 +101,7 @@ def read(path: Path, schema: type[_Any]) -> _Any | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise DeployError(
-            f"{path}: cannot be read: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
-        ) from error
+        raise refused(error, path) from error
     try:
         return schema.model_validate_json(data)
     except ValidationError as error:

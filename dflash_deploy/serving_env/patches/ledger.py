@@ -21,6 +21,7 @@ from typing import Literal
 
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.serving_env.patches.tree import Tree, read_bytes
+from dflash_deploy.serving_env.refused import refused
 
 State = Literal["applying", "applied", "reverting"]
 STATES: tuple[State, ...] = ("applying", "applied", "reverting")
@@ -114,33 +115,59 @@ def sha256(content: bytes) -> str:
 
 @contextmanager
 def locked(tree: Tree, *, wait_s: float = 30.0) -> Iterator[None]:
-    """Hold the environment alone; the lock is on its site-packages folder and leaves nothing behind.
+    """Hold the environment alone.
 
     Raises:
         DeployError: another process holds it for longer than ``wait_s``, or it cannot be locked.
     """
-    descriptor = os.open(tree.site_packages, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline:
-                    raise DeployError(
-                        f"another process is changing {tree.site_packages} right now",
-                        fix="wait until it has ended, then run this again",
-                        exit_code=ExitCode.UNAVAILABLE,
-                    ) from error
-                time.sleep(0.05)
-            except OSError as error:
-                raise DeployError(
-                    f"{tree.site_packages} cannot be locked: {error.strerror}", exit_code=ExitCode.UNAVAILABLE
-                ) from error
+    with held(tree.site_packages, wait_s=wait_s):
         yield
-    finally:
-        os.close(descriptor)
+
+
+@contextmanager
+def held(site_packages: Path, *, wait_s: float = 30.0) -> Iterator[None]:
+    """Hold a folder of packages alone; the lock is on the folder itself and leaves nothing behind.
+
+    Raises:
+        DeployError: as above.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            descriptor = os.open(site_packages, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise refused(error, site_packages) from error
+        try:
+            _lock(descriptor, site_packages, deadline)
+            # Where another environment was put in its place in the meantime, that one is meant.
+            if _stands_at(descriptor, site_packages):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _stands_at(descriptor: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except OSError:
+        return False
+
+
+def _lock(descriptor: int, site_packages: Path, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise DeployError(
+                    f"another process is changing {site_packages} right now",
+                    fix="wait until it has ended, then run this again",
+                    exit_code=ExitCode.UNAVAILABLE,
+                ) from error
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _read(tree: Tree, path: Path) -> Change:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,16 @@ from dflash_deploy.serving_env.patches.description import Patch, patches_dir
 from dflash_deploy.serving_env.patches.disk import Disk
 from dflash_deploy.serving_env.patches.source import UnreadableSourceError
 from dflash_deploy.serving_env.patches.tree import Tree, read_bytes
-from dflash_deploy.serving_env.patches.verdict import Examination, Verdict, VerdictKind, examine
+from dflash_deploy.serving_env.patches.verdict import (
+    Examination,
+    Standing,
+    Verdict,
+    VerdictKind,
+    examine,
+    revert_anyway,
+    stands,
+)
+from dflash_deploy.serving_env.refused import refused
 
 Result = TypeVar("Result")
 
@@ -114,7 +124,7 @@ def apply(
             write()
         except OSError as error:
             _guarded(tree, lambda: _mend(tree, disk))
-            raise _cannot_write(error) from error
+            raise refused(error, prepared.path, left="everything is as it was") from error
         after = examine(patch, tree, decision).verdict
         if after.kind is not VerdictKind.APPLIED:
             raise DeployError(
@@ -123,8 +133,17 @@ def apply(
         return after
 
 
-def revert(patch_name: str, tree: Tree, *, disk: Disk | None = None, wait_s: float = 30.0) -> str:
+def revert(
+    patch_name: str, tree: Tree, *, force: bool = False, disk: Disk | None = None, wait_s: float = 30.0
+) -> str:
     """Put a patch's original back, byte for byte.
+
+    Args:
+        patch_name: the patch.
+        tree: the environment's SGLang.
+        force: also where the file was edited since; what stands there is kept beside it.
+        disk: the file operations.
+        wait_s: how long to wait for another process that changes the environment.
 
     Returns:
         What was done, in a sentence.
@@ -145,25 +164,53 @@ def revert(patch_name: str, tree: Tree, *, disk: Disk | None = None, wait_s: flo
                 exit_code=ExitCode.MISSING,
             )
         change = entry.change
-        path = tree.root / change.file
-        now = _digest(path)
-        if now != change.after:
-            if now is not None and change.version == tree.version and now != change.before:
-                raise DeployError(
-                    f"{path} was changed since the patch was applied: the original would undo that too",
-                    fix=f"install SGLang {tree.version} again, then revert again",
-                    exit_code=ExitCode.UNAVAILABLE,
-                )
+        standing = how_it_stands(tree, change, force=force)
+        if standing is Standing.GONE:
             _guarded(tree, lambda: _forget(tree, entry, disk))
             return f"{patch_name} was gone already: {change.file} has been replaced since it was applied"
         _original(tree, change)
+        done = f"{patch_name} is reverted: {change.file} is as it was installed, byte for byte"
+        if standing is Standing.EDITED:
+            aside = _guarded(tree, lambda: _set_aside(tree, entry, disk))
+            done += f"; what had been edited is kept in {aside}"
 
         def put_back() -> None:
             disk.rename(entry.path, ledger.state_path(tree, change.patch, "reverting"))
             _mend(tree, disk)
 
         _guarded(tree, put_back)
-        return f"{patch_name} is reverted: {change.file} is as it was installed, byte for byte"
+        return done
+
+
+def how_it_stands(tree: Tree, change: ledger.Change, *, force: bool = False) -> Standing:
+    """What a reverting would find.
+
+    Raises:
+        DeployError: it would be refused, since the file was edited.
+    """
+    path = tree.root / change.file
+    standing = stands(change, tree, _content(path))
+    if standing is Standing.EDITED and not force:
+        raise DeployError(
+            f"{path} was changed since the patch was applied: the original would undo that too",
+            fix=revert_anyway(change.patch, tree),
+            exit_code=ExitCode.UNAVAILABLE,
+        )
+    return standing
+
+
+def _set_aside(tree: Tree, entry: ledger.Entry, disk: Disk) -> Path:
+    """Keep an edited file beside itself, and take it from now on for what the patch wrote."""
+    path = tree.root / entry.change.file
+    content = read_bytes(path)
+    numbers = (f".{number}" if number else "" for number in count())
+    aside = next(
+        one for one in (path.with_name(f"{path.name}.edited{n}") for n in numbers) if not one.exists()
+    )
+    disk.replace(aside, content, like=path.stat())
+    edited = replace(entry.change, after=ledger.sha256(content))
+    disk.replace(entry.path, edited.as_json())
+    return aside
 
 
 def mend(tree: Tree, *, disk: Disk | None = None, wait_s: float = 30.0) -> list[str]:
@@ -190,18 +237,20 @@ def unfinished(tree: Tree) -> list[str]:
     ]
 
 
-def applied_diff(tree: Tree, entry: ledger.Entry) -> str:
-    """What an applied patch changed, as a unified diff.
+def applied_diff(tree: Tree, entry: ledger.Entry) -> str | None:
+    """What an applied patch changed, as a unified diff; None where it does not stand any more.
 
     Raises:
         DeployError: the original or the file cannot be read.
     """
     change = entry.change
     try:
+        after = _content(tree.root / change.file)
+        if after is None or ledger.sha256(after) != change.after:
+            return None
         before = read_bytes(ledger.kept(tree, change.before))
-        after = read_bytes(tree.root / change.file)
     except OSError as error:
-        raise DeployError(f"{error.filename}: {error.strerror}", exit_code=ExitCode.MISSING) from error
+        raise refused(error, tree.root / change.file) from error
     return unified_diff(change.file, before, after)
 
 
@@ -371,8 +420,13 @@ def _tidy(tree: Tree, disk: Disk) -> None:
 
 
 def _digest(path: Path) -> str | None:
+    content = _content(path)
+    return None if content is None else ledger.sha256(content)
+
+
+def _content(path: Path) -> bytes | None:
     try:
-        return ledger.sha256(read_bytes(path))
+        return read_bytes(path)
     except FileNotFoundError:
         return None
 
@@ -400,23 +454,10 @@ def _refusal(patch: Patch, verdict: Verdict) -> DeployError:
     return DeployError(message, fix=verdict.fix, exit_code=ExitCode.MISSING if missing else ExitCode.FAILED)
 
 
-def _cannot_write(error: OSError) -> DeployError:
-    where = f"{error.filename}: " if error.filename else ""
-    return DeployError(
-        f"{where}{error.strerror or error}; everything is as it was",
-        fix="make room, or run as the owner of the environment, then run this again",
-        exit_code=ExitCode.UNAVAILABLE,
-    )
-
-
 def _guarded(tree: Tree, work: Callable[[], Result]) -> Result:
     """Run file work whose failure leaves a journal that the next run goes on with."""
     try:
         return work()
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise DeployError(
-            f"{where}{error.strerror or error}",
-            fix=f"make room, or run as the owner of {tree.site_packages}; then: dflash-deploy patch check",
-            exit_code=ExitCode.UNAVAILABLE,
-        ) from error
+        check = f"dflash-deploy patch check --env {tree.quoted}"
+        raise refused(error, tree.site_packages, then=check) from error

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular
+from dflash_deploy.serving_env.refused import refused
 
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^/]+)\.dist-info", re.IGNORECASE)
 _SITE_PACKAGES = (
@@ -24,6 +25,8 @@ _SITE_PACKAGES = (
     "lib64/python3*/site-packages",
     "lib/python3*/dist-packages",
     "lib/python3/dist-packages",
+    # Debian's pip, asked by the interpreter in /usr.
+    "local/lib/python3*/dist-packages",
 )
 _COMMIT = re.compile(
     r"^(?:__commit_id__|commit_id)[^=\n]*(?:=[^=\n]*)?=\s*['\"]g?([0-9a-f]{7,40})['\"]", re.MULTILINE
@@ -87,12 +90,28 @@ def find_tree(environment: Path) -> Tree:
     """The SGLang of a virtual environment, its interpreter, or a site-packages folder.
 
     Raises:
-        DeployError: there is no such environment, no SGLang in it, or more than one.
+        DeployError: there is no such environment, no SGLang in it, or more than one; or it may not be read.
     """
+    try:
+        return _find_tree(environment)
+    except OSError as error:
+        raise refused(error, environment) from error
+
+
+def _find_tree(environment: Path) -> Tree:
     # Path's own resolve() would leave the environment, and its expanduser() raises for nobody's ``~``.
     given = Path(os.path.abspath(os.path.expanduser(environment)))  # noqa: PTH100, PTH111 - see above
-    if not os.path.exists(given):  # noqa: PTH110 - a name that is too long is none
-        raise DeployError(f"{given}: no such environment", exit_code=ExitCode.MISSING)
+    try:
+        given.stat()
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        # Also a name that is too long, a ring of links, or no name of a file at all.
+        raise DeployError(
+            f"{given}: no such environment",
+            fix="give its name (dflash-deploy env list), its folder, its python or its site-packages",
+            exit_code=ExitCode.MISSING,
+        ) from error
     prefix = given
     if given.is_file():
         prefix = given.parent.parent
@@ -158,7 +177,7 @@ def _site_packages(prefix: Path) -> list[Path]:
 def _dist_infos(folder: Path) -> Iterator[Path]:
     try:
         entries = sorted(folder.iterdir())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         if _DIST_INFO.fullmatch(entry.name) and (entry / "METADATA").is_file():
@@ -176,7 +195,8 @@ def _no_sglang(given: Path, folders: list[Path]) -> DeployError:
     where = f" (looked in {', '.join(map(str, folders))})" if folders else ""
     return DeployError(
         f"{given} holds no SGLang{where}",
-        fix="give --env the environment that serves: its folder, its python or its site-packages",
+        fix="give --env the environment that serves: its folder, its python or its site-packages"
+        + ("; or install SGLang there" if folders else ""),
         exit_code=ExitCode.MISSING,
     )
 
@@ -235,7 +255,9 @@ def _commit(version: str, root: Path, dist_info: Path) -> str | None:
 def _python(site_packages: Path, given: Path | None) -> Path | None:
     if given is not None:
         return given
-    names = [
-        site_packages.parents[depth] / "bin" / "python" for depth in range(min(3, len(site_packages.parents)))
-    ]
-    return next((path for path in names if path.is_file()), None)
+    above = site_packages.parents[:3]
+    found = [folder / "bin" / "python" for folder in above]
+    if site_packages.name == "dist-packages":
+        # Debian's own interpreter has no other name, and stands in /usr for what lies in /usr/local.
+        found += [folder / "bin" / "python3" for folder in site_packages.parents[2:4]]
+    return next((path for path in found if path.is_file()), None)

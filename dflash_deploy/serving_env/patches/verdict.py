@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ from dflash_deploy.serving_env.patches.bmm import DEFAULT, Decision
 from dflash_deploy.serving_env.patches.description import Patch
 from dflash_deploy.serving_env.patches.source import Source, UnreadableSourceError
 from dflash_deploy.serving_env.patches.tree import Tree, read_bytes
+from dflash_deploy.serving_env.refused import refused
 
 
 class VerdictKind(StrEnum):
@@ -82,12 +84,13 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
     def told(kind: VerdictKind, reason: str, **more: str | None) -> Verdict:
         return Verdict(patch.name, kind, reason, tuple(evidence), stale=stale, **more)
 
-    stale = False
+    stale = edited = False
     try:
         content = read_bytes(path)
     except OSError as error:
         stale = entry is not None
-        verdict = told(VerdictKind.FILE_MISSING, *_missing(patch, tree, error, evidence))
+        missing, fix = _missing(patch, tree, error, evidence)
+        verdict = told(VerdictKind.FILE_MISSING, missing, fix=fix)
         return Examination(verdict, path, entry=entry)
     if entry is not None and entry.state != "applied":
         reason = f"{entry.state} it was cut short, or goes on right now"
@@ -103,9 +106,10 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
                 f" with {chosen}" if chosen else ""
             )
             return Examination(told(VerdictKind.APPLIED, reason), path, content, entry=entry)
-        stale = True
+        edited = stands(entry.change, tree, content) is Standing.EDITED
+        stale = not edited
         evidence.append(_lost(entry.change, tree, now))
-    as_installed = _as_installed(patch, tree, content)
+    as_installed = is_as_installed(tree, patch.file, content)
     evidence.append(
         {
             True: f"{patch.file} is as it was installed (pip's RECORD)",
@@ -121,12 +125,54 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
             told(VerdictKind.DRIFTED, f"{patch.file}: {error}", fix=fix), path, content, entry=entry
         )
     verdict = _from_structure(
-        patch, tree, reading, as_installed=as_installed, evidence=evidence, decision=decision, stale=stale
+        patch,
+        tree,
+        reading,
+        as_installed=as_installed,
+        evidence=evidence,
+        decision=decision,
+        stale=stale,
+        edited=edited,
     )
     if stale and verdict.fix is None:
         drop = f"dflash-deploy patch revert {patch.name} --env {tree.quoted}"
         verdict = replace(verdict, fix=f"{drop} (nothing is left to revert; the old record goes)")
     return Examination(verdict, path, content, reading, entry)
+
+
+class Standing(StrEnum):
+    """What stands where a patch was applied."""
+
+    OURS = "ours"
+    GONE = "gone"
+    """The file is as an installer left it, or is not there: nothing is left to put back."""
+    EDITED = "edited"
+    """Somebody has changed it since."""
+
+
+def stands(change: ledger.Change, tree: Tree, content: bytes | None) -> Standing:
+    """What stands in the place of a file that was changed.
+
+    Args:
+        change: what was done.
+        tree: the environment's SGLang.
+        content: of the file now, None where there is none.
+    """
+    now = ledger.sha256(content) if content is not None else None
+    if now == change.after:
+        return Standing.OURS
+    if content is None or now == change.before or change.version != tree.version:
+        return Standing.GONE
+    # A build of the same version, installed over it, has another content.
+    return Standing.GONE if is_as_installed(tree, change.file, content) else Standing.EDITED
+
+
+def revert_anyway(name: str, tree: Tree) -> str:
+    """The command for a file that was edited since."""
+    return (
+        f"dflash-deploy patch revert {name} --env {tree.quoted} --force "
+        "(the original comes back; the edited file is kept beside it)"
+    )
 
 
 def takes_variable(content: bytes, variable: str) -> bool:
@@ -151,13 +197,24 @@ def _from_structure(
     evidence: list[str],
     decision: Decision | None,
     stale: bool,
+    edited: bool,
 ) -> Verdict:
     def told(kind: VerdictKind, reason: str, **more: str | None) -> Verdict:
         return Verdict(patch.name, kind, reason, tuple(evidence), stale=stale, **more)
 
     put_back = "install SGLang again to have its own files back, then check again"
+    if tree.editable:
+        file = shlex.quote(patch.file)
+        put_back = (
+            f"revert it where it was applied from, or: git -C {shlex.quote(str(tree.root))} checkout {file}"
+        )
+    if edited and reading.marked:
+        reason = f"{patch.file} was edited since this patch was applied"
+        return told(VerdictKind.DRIFTED, reason, fix=revert_anyway(patch.name, tree))
     if reading.marked:
         reason = f"{patch.file} carries this patch's own lines, but not as they were written"
+        if tree.editable:
+            reason += ", or another environment that runs this checkout has applied it"
         return told(VerdictKind.DRIFTED, reason, fix=put_back)
     if reading.subject is None:
         evidence.append(f"{patch.file} defines none of: {', '.join(patch.subject.defines)}")
@@ -216,12 +273,13 @@ def _holds(first: str, last: str, version: str) -> bool:
     return order(first) <= order(version) <= order(last)
 
 
-def _as_installed(patch: Patch, tree: Tree, content: bytes) -> bool | None:
+def is_as_installed(tree: Tree, file: str, content: bytes) -> bool | None:
+    """Whether a file is what pip's list says was installed; None where that does not say."""
     record = tree.record
     if record is None:
         return None
     try:
-        line = pip_record.entry(read_bytes(record), patch.file)
+        line = pip_record.entry(read_bytes(record), file)
     except OSError:
         return None
     if line is None or b"sha256=" not in line.line:
@@ -229,9 +287,10 @@ def _as_installed(patch: Patch, tree: Tree, content: bytes) -> bool | None:
     return line.describes(content)
 
 
-def _missing(patch: Patch, tree: Tree, error: OSError, evidence: list[str]) -> tuple[str]:
+def _missing(patch: Patch, tree: Tree, error: OSError, evidence: list[str]) -> tuple[str, str | None]:
     if not isinstance(error, FileNotFoundError):
-        return (f"{patch.file} cannot be read: {error.strerror or error}",)
+        told = refused(error, tree.root / patch.file)
+        return f"{patch.file} cannot be read: {error.strerror or error}", told.fix
     record = tree.record
     try:
         listed = record is not None and pip_record.entry(read_bytes(record), patch.file) is not None
@@ -240,14 +299,14 @@ def _missing(patch: Patch, tree: Tree, error: OSError, evidence: list[str]) -> t
     missing = tree.missing_files() if record is not None else []
     if listed:
         evidence.append(f"pip's RECORD lists it, with {len(missing)} of SGLang's files that are not there")
-        return (f"{patch.file} is not there: the installation is incomplete; install SGLang again",)
+        return f"{patch.file} is not there: the installation is incomplete", "install SGLang again"
     evidence.append(
         "pip's RECORD does not list it" if record is not None else "there is no RECORD to look in"
     )
     reason = (
         f"{patch.file} is not there: this build keeps it elsewhere or is incomplete, so nothing can be told"
     )
-    return (reason,)
+    return reason, None
 
 
 def _lost(change: ledger.Change, tree: Tree, now: str) -> str:

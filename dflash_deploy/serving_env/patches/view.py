@@ -49,8 +49,8 @@ def verdict_json(
     return {**found, "check": asdict(live) if live else None, "advice": known}
 
 
-def patch_json(patch: Patch) -> dict[str, object]:
-    """One patch's description, without its anchors."""
+def patch_json(patch: Patch, here: Verdict | None = None) -> dict[str, object]:
+    """One patch's description, without its anchors; and how it stands in an environment that was named."""
     wanted = {
         "name",
         "summary",
@@ -62,7 +62,8 @@ def patch_json(patch: Patch) -> dict[str, object]:
         "file",
         "parameters",
     }
-    return {**patch.model_dump(mode="json", include=wanted), "decided_by": patch.decided_by}
+    stands = {"verdict": str(here.kind), "reason": here.reason} if here else {}
+    return {**patch.model_dump(mode="json", include=wanted), "decided_by": patch.decided_by, **stands}
 
 
 def verdict_lines(
@@ -116,6 +117,11 @@ def patch_lines(patch: Patch) -> Iterator[str]:
         if parameter.variable is not None:
             yield from _indented(f"{parameter.variable}=… gives one server another {name} than was applied")
     yield from _indented(f"no longer wanted when: {patch.drop_when}")
+
+
+def here_line(verdict: Verdict) -> str:
+    """How a patch stands in an environment, in a line under its description."""
+    return "\n".join(_indented(f"here: {_WORDS[verdict.kind]}: {verdict.reason}"))
 
 
 def environment_line(tree: Tree) -> str:

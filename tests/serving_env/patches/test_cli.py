@@ -41,6 +41,53 @@ def test_list_says_what_each_is_for() -> None:
     assert found["patches"][0]["parameters"]["backend"]["choices"] == ["cublas", "cudnn", "cutlass", "auto"]
 
 
+def test_list_tells_how_each_stands_where_an_environment_is_named(env: str) -> None:
+    assert "here: " not in patch("list").stdout
+    assert patch("apply", HEAD, "--env", env).returncode == 0
+    done = patch("list", "--env", env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"SGLang 0.5.18 in {env}\n")
+    assert "  here: to be measured: " in done.stdout
+    assert "  here: applied: applied by this tool on " in done.stdout
+    found = json.loads(patch("list", "--env", env, "--json").stdout)
+    assert found["environment"]["version"] == "0.5.18"
+    assert {one["name"]: one["verdict"] for one in found["patches"]} == {BMM: "unmeasured", HEAD: "applied"}
+    assert "environment" not in json.loads(patch("list", "--json").stdout)
+    assert patch("list", "--env", "/no/such/place").returncode == 4
+
+
+def test_diff_shows_nothing_that_the_patch_did_not_do(env: str) -> None:
+    assert patch("apply", HEAD, "--env", env).returncode == 0
+    with (Path(env) / DFLASH).open("a") as file:
+        file.write("# mine\n")
+    done = patch("diff", "--env", env)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"{HEAD} does not stand any more" in done.stderr
+    assert json.loads(patch("diff", "--env", env, "--json").stdout)["patches"] == [
+        {"name": HEAD, "diff": None}
+    ]
+
+
+def test_an_edited_file_is_put_back_when_said_so(env: str) -> None:
+    """As the message of the check says, word for word; and a dry run refuses what the run would refuse."""
+    before = snapshot(Path(env))
+    assert patch("apply", HEAD, "--env", env).returncode == 0
+    with (Path(env) / DFLASH).open("a") as file:
+        file.write("# mine\n")
+    for words in ([], ["--dry-run"]):
+        refused = patch("revert", HEAD, "--env", env, *words)
+        assert refused.returncode == 5
+        assert "--force" in refused.stderr
+    fix = json.loads(patch("check", HEAD, "--env", env, "--json").stdout)["patches"][0]["fix"]
+    done = patch(*shlex.split(fix.partition(" (")[0])[2:])
+    assert done.returncode == 0, done.stderr
+    kept = Path(env) / f"{DFLASH}.edited"
+    assert str(kept) in done.stdout
+    assert kept.read_text().endswith("# mine\n")
+    kept.unlink()
+    assert snapshot(Path(env)) == before
+
+
 def test_check_gives_verdicts_with_evidence(env: str) -> None:
     done = patch("check", "--env", env, "--json")
     assert done.returncode == 1

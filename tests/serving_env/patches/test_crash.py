@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from dflash_deploy.serving_env.patches.integrity import verify_intact
 from dflash_deploy.serving_env.patches.operations import apply, mend, revert, unfinished
 from dflash_deploy.serving_env.patches.tree import Tree, find_tree
 from dflash_deploy.serving_env.patches.verdict import VerdictKind, examine
+from tests.serving_env.command import like_another_account, run
 
 from .trees import FP8, FP8_SOURCE, fp8_patched, install, snapshot
 
@@ -199,18 +201,72 @@ def test_a_read_only_environment_is_told_and_left(small_disk: Path) -> None:
     assert examine(load_patch(BMM), tree).verdict.kind is VerdictKind.UNMEASURED
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_told_and_left(tmp_path: Path) -> None:
     tree = find_tree(install(tmp_path / "site-packages"))
     package = (tree.root / FP8).parent
     package.chmod(0o555)
+    words = ["patch", "apply", BMM, "--env", tree.site_packages, "--set", "backend=cublas"]
     try:
-        with pytest.raises(DeployError, match="Permission denied"):
-            apply_bmm(tree)
-        assert (tree.root / FP8).read_text() == FP8_SOURCE
+        done = run(*words, before=like_another_account)
     finally:
         package.chmod(0o755)
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "Permission denied; everything is as it was" in done.stderr
+    assert f"fix: chmod u+rwX {package}" in done.stderr
+    assert (tree.root / FP8).read_text() == FP8_SOURCE
     assert unfinished(tree) == []
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@needs_root
+def test_an_environment_of_somebody_else_is_told_of_and_left(tmp_path: Path) -> None:
+    """It can be looked at; whoever would change it is told whose it is."""
+    tree = find_tree(install(tmp_path / "site-packages"))
+    env = tree.site_packages
+    apply_bmm(tree)
+    for path in (env, *env.rglob("*")):
+        os.chown(path, 65534, 65534)
+    before = snapshot(env)
+
+    def patch(*words: str) -> subprocess.CompletedProcess[str]:
+        return run("patch", *words, "--env", env, before=like_another_account)
+
+    assert patch("check", BMM).returncode == 0
+    assert patch("verify").returncode == 0
+    assert patch("diff").stdout.startswith("--- a/")
+    for words in (["revert"], ["apply", "nvfp4-lm-head"]):
+        refused = patch(*words)
+        assert refused.returncode == ExitCode.UNAVAILABLE
+        assert "fix: run this as nobody, who owns " in refused.stderr
+    assert snapshot(env) == before
+
+    state = ledger.state_path(tree, BMM, "applied")
+    state.rename(ledger.state_path(tree, BMM, "applying"))
+    cut_short = patch("check", "--json")
+    assert cut_short.returncode == 1
+    told = json.loads(cut_short.stdout)["unfinished"]
+    assert told[0] == f"applying {BMM} was cut short"
+    assert "run this as nobody" in told[1]
+    # Root itself leaves the owner what is the owner's.
+    assert run("patch", "check", "--env", env).returncode == 1
+    assert {path.stat().st_uid for path in env.rglob("*") if path.suffix != ".pyc"} == {65534}
+
+
+@pytest.mark.parametrize("where", ["itself", "above"])
+def test_a_site_packages_folder_that_may_not_be_entered_is_told(tmp_path: Path, where: str) -> None:
+    tree = find_tree(install(tmp_path / "site-packages"))
+    closed = tree.site_packages if where == "itself" else tmp_path
+    closed.chmod(0)
+    try:
+        for words in (["check"], ["verify"], ["apply"], ["revert"], ["diff"], ["list"]):
+            done = run("patch", *words, "--env", tree.site_packages, before=like_another_account)
+            assert done.returncode == ExitCode.UNAVAILABLE, words
+            assert "Permission denied" in done.stderr
+            assert f"fix: chmod u+rwX {closed}" in done.stderr
+    finally:
+        closed.chmod(0o755)
 
 
 _APPLY_AND_REVERT = """

@@ -229,7 +229,7 @@ def test_an_editable_checkout_is_patched_where_it_lies(tmp_path: Path) -> None:
     (site_packages / "sglang.pth").write_text(f"{tmp_path / 'python'}\n")
     tree, before = find_tree(site_packages), snapshot(tmp_path)
     apply_bmm(tree)
-    assert '"cudnn"' in (tmp_path / "python" / FP8).read_text()
+    assert '("cudnn")' in (tmp_path / "python" / FP8).read_text()
     revert(BMM, tree)
     assert snapshot(tmp_path) == before
 
@@ -242,6 +242,35 @@ def test_what_someone_changed_since_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="changed since"):
         revert(BMM, tree)
     assert (tmp_path / FP8).read_text().endswith("# mine\n")
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_what_someone_changed_since_is_kept_beside_when_the_original_is_wanted(
+    tmp_path: Path, record: bool
+) -> None:
+    tree = find_tree(install(tmp_path, record=record))
+    before = snapshot(tmp_path)
+    for expected in (f"{Path(FP8).name}.edited", f"{Path(FP8).name}.edited.1"):
+        apply_bmm(tree)
+        with (tmp_path / FP8).open("a") as file:
+            file.write(f"# {expected}\n")
+        edited = (tmp_path / FP8).read_bytes()
+        assert expected in revert(BMM, tree, force=True)
+        assert (tmp_path / FP8).with_name(expected).read_bytes() == edited
+    after = snapshot(tmp_path)
+    kept = {name for name in after if ".edited" in name}
+    assert len(kept) == 2
+    assert {name: about for name, about in after.items() if name not in kept} == before
+
+
+def test_another_build_of_the_same_version_is_no_edit(tmp_path: Path) -> None:
+    """Pip has put it there, so that nobody's work would be lost."""
+    tree = find_tree(install(tmp_path))
+    apply_bmm(tree)
+    install(tmp_path, files={FP8: FP8_SOURCE + "# a day later\n"})
+    after = (tmp_path / FP8).read_bytes()
+    assert "was gone already" in revert(BMM, tree)
+    assert (tmp_path / FP8).read_bytes() == after
 
 
 def test_a_damaged_original_is_not_put_back(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dflash_deploy.serving_env.patches.description import load_patch
 from dflash_deploy.serving_env.patches.operations import apply
 from dflash_deploy.serving_env.patches.tree import find_tree
 from dflash_deploy.serving_env.patches.verdict import Verdict, VerdictKind, examine
+from tests.serving_env.command import like_another_account, run
 
 from .trees import DFLASH, FIXED, FP8, FP8_SOURCE, METHOD, SHAPES, install
 
@@ -138,7 +140,29 @@ def test_ours_is_known_and_an_edit_of_ours_is_refused(tmp_path: Path) -> None:
         file.write("# touched\n")
     found = verdict(tmp_path)
     assert found.kind is VerdictKind.DRIFTED
-    assert found.stale
+    assert "edited since" in found.reason
+    assert f"revert {HEAD} --env {tmp_path} --force" in str(found.fix)
+
+
+def test_a_checkout_that_another_environment_has_patched_is_told(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        install(tmp_path / name, version="0.5.18")
+        shutil.move(tmp_path / name / "sglang", tmp_path / "check out" / "sglang")
+        (tmp_path / name / "sglang.pth").write_text(f"{tmp_path / 'check out'}\n")
+    apply(load_patch(HEAD), find_tree(tmp_path / "one"), {})
+    found = verdict(tmp_path / "other")
+    assert found.kind is VerdictKind.DRIFTED
+    assert "another environment that runs this checkout" in found.reason
+    assert f"git -C '{tmp_path / 'check out'}' checkout {DFLASH}" in str(found.fix)
+
+
+def test_a_file_that_may_not_be_read_is_told_with_what_helps(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / DFLASH).chmod(0)
+    done = run("patch", "check", HEAD, "--env", tmp_path, before=like_another_account)
+    assert done.returncode == 1
+    assert "cannot be read: Permission denied" in done.stdout
+    assert f"fix: chmod u+rwX {tmp_path / DFLASH}" in done.stdout
 
 
 def test_an_application_in_progress_is_not_read_as_applied(tmp_path: Path) -> None:
