@@ -205,10 +205,12 @@ def use(
     name: Annotated[str | None, typer.Argument(help="Name of the environment.")] = None,
     *,
     none: Annotated[bool, typer.Option("--none", help="Take none: profiles name their interpreter.")] = False,
+    json: _Json = False,
 ) -> None:
     """Take an environment where no interpreter is named."""
     from dflash_deploy.serving_env.current import choose
     from dflash_deploy.serving_env.environments import need_environment
+    from dflash_deploy.serving_env.view import SCHEMA_VERSION, environment_json
 
     if (name is None) != none:
         raise DeployError(
@@ -217,7 +219,12 @@ def use(
             exit_code=ExitCode.USAGE,
         )
     choose(name)
-    typer.echo(str(need_environment(name).python) if name else "none is taken")
+    taken = need_environment(name) if name else None
+    if json:
+        environment = environment_json(taken, default=True) if taken else None
+        _print_json({"schema_version": SCHEMA_VERSION, "environment": environment})
+        return
+    typer.echo(str(taken.python) if taken else "none is taken")
 
 
 @app.command("backup")
@@ -249,12 +256,19 @@ def restore(
         str | None, typer.Option("--backup", metavar="ID", help="Which backup [default: the newest].")
     ] = None,
     force: _Force = False,
+    json: _Json = False,
 ) -> None:
     """Put a backup in its environment's place, also where that was removed."""
     from dflash_deploy.serving_env.backup import restore as put_back
+    from dflash_deploy.serving_env.current import default_name
+    from dflash_deploy.serving_env.view import SCHEMA_VERSION, environment_json
 
     with _in_order():
         restored = put_back(name, backup_id, say=_say, force=force)
+    if json:
+        environment = environment_json(restored, default=restored.name == default_name())
+        _print_json({"schema_version": SCHEMA_VERSION, "environment": environment})
+        return
     typer.echo(str(restored.python))
 
 
@@ -266,18 +280,29 @@ def remove(
         str | None, typer.Option("--backup", metavar="ID", help="Delete this backup, not the environment.")
     ] = None,
     force: _Force = False,
+    json: _Json = False,
 ) -> None:
     """Delete an environment that this tool made; its backups stay. An adopted one is only forgotten."""
     from dflash_deploy.serving_env.backup import list_backups, remove_backup
     from dflash_deploy.serving_env.remove import remove as delete
+    from dflash_deploy.serving_env.view import SCHEMA_VERSION, backup_json
 
     with _in_order():
         if backup_id is not None:
             remove_backup(name, backup_id)
-            return
-        delete(name, say=_say, force=force)
+        else:
+            delete(name, say=_say, force=force)
     kept = list_backups(name)
-    if kept:
+    if json:
+        _print_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "name": name,
+                "backup": backup_id,
+                "backups": [backup_json(one) for one in kept],
+            }
+        )
+    elif kept and backup_id is None:
         _say(f"{len(kept)} backup(s) stay; to put one back: dflash-deploy env restore {name}")
 
 

@@ -200,6 +200,14 @@ def load_pin(name_or_path: str) -> EnginePin:
     return catalogue.load(KIND, name_or_path, EnginePin)
 
 
+_FORMS = {
+    "version": "--version 0.5.23: a release as PyPI names it",
+    "wheel": "--wheel FILE.whl, or an https:// address of one",
+    "git": "--git https://github.com/sgl-project/sglang@COMMIT, all 40 digits of it",
+    "path": "--path DIR: the folder that holds bin/python",
+}
+
+
 def pin_of_source(kind: str, source: str) -> EnginePin:
     """A pin from one source of a command line.
 
@@ -218,4 +226,7 @@ def pin_of_source(kind: str, source: str) -> EnginePin:
         given[kind] = str(whole_path(source))
     else:
         given[kind] = source
-    return yaml_file.validate(yaml_file.Document(given, {(): yaml_file.Origin(f"--{kind}")}), EnginePin)
+    try:
+        return yaml_file.validate(yaml_file.Document(given, {(): yaml_file.Origin(f"--{kind}")}), EnginePin)
+    except yaml_file.InvalidDocument as error:
+        raise DeployError(error.message, fix=_FORMS[kind], exit_code=error.exit_code) from error

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from dflash_deploy.serving_env.backup import (
     remove_backup,
     restore,
 )
+from dflash_deploy.serving_env.create import create
 from dflash_deploy.serving_env.current import choose, default_name, default_python
 from dflash_deploy.serving_env.environments import (
     Environment,
@@ -34,10 +36,11 @@ from dflash_deploy.serving_env.environments import (
     replaced_folder,
     root,
 )
+from dflash_deploy.serving_env.patches import ledger
 from dflash_deploy.serving_env.remove import remove
 
 from .command import run
-from .conftest import Tool, ask
+from .conftest import Tool, ask, pin
 
 NOBODY = 65534
 VERSION = "import sglang, torch; print(sglang.__version__, torch.__version__)"
@@ -217,6 +220,84 @@ def test_killed_at_any_step(command, tiny, said):
     assert [path for path in places.iterdir() if path.name.startswith(".")] == []
 
 
+def test_adopting_killed_at_any_step_or_on_a_full_disk(tiny, tool: Tool, tmp_path):
+    """What was begun is begun again; nothing is left that somebody would have to move away."""
+    import resource
+
+    theirs = tmp_path / "theirs"
+    trees.copy(tiny.folder, theirs)
+    before = trees.scan(theirs)
+    words = ["env", "create", "ours", "--path", str(theirs)]
+    whole = steps_until_death(1_000_000, *words)
+    assert whole is not None
+    for step in range(0, whole, 3):
+        assert tool("env", "remove", "ours").returncode == 0
+        assert steps_until_death(step, *words) is None, step
+        found = find_environment("ours")
+        assert found is None or found.prefix == theirs
+        assert all("ours" in one.fix and one.name == "ours" for one in list_environments()[1]), step
+        assert tool(*words).returncode == 0, step
+    stamp = root() / "ours" / environments.STAMP
+    most = stamp.stat().st_size - 1
+    remove("ours", say=lambda _line: None)
+    full = tool(*words, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
+    assert full.returncode == ExitCode.UNAVAILABLE
+    assert "the disk is full" in full.stderr
+    assert not stamp.parent.exists()
+    assert list_environments()[1] == []
+    assert trees.scan(theirs) == before
+
+
+def test_an_empty_folder_is_nobodys_work(said, environment, tmp_path):
+    (root() / "ours").mkdir()
+    assert list_environments()[1] == []
+    made = create("ours", pin(version=None, path=str(environment.folder)), say=said.append)
+    assert made.adopted
+    assert not any("cut short" in line for line in said)
+
+
+def test_no_patch_is_applied_while_a_copy_is_made_and_the_other_way_round(environment, said, tool: Tool):
+    """The copy would hold a patched file whose record it lacks."""
+    site_packages = engine_file(environment).parents[1]
+    with (
+        changing("main"),
+        pytest.raises(DeployError, match="another process is changing"),
+        ledger.held(site_packages, wait_s=0),
+    ):
+        pass
+    with ledger.held(site_packages):
+        copying = subprocess.Popen([sys.executable, "-m", "dflash_deploy", "env", "backup", "main"])
+        with pytest.raises(subprocess.TimeoutExpired):
+            copying.wait(timeout=2)
+        assert list_backups("main") == []
+    assert copying.wait(timeout=60) == 0
+    assert len(list_backups("main")) == 1
+
+
+def test_whoever_waited_changes_the_tree_that_stands_there_now(tmp_path):
+    """An environment was put back meanwhile: its folder has the name, not the lock."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    waits = threading.Event()
+    done: list[str] = []
+
+    def other() -> None:
+        waits.set()
+        with ledger.held(folder):
+            with pytest.raises(DeployError), ledger.held(folder, wait_s=0):
+                pass
+            done.append("held what stands there")
+
+    with ledger.held(folder):
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        waits.wait()
+        folder.rename(tmp_path / "old")
+        folder.mkdir()
+    waiting.join(timeout=60)
+    assert done == ["held what stands there"]
+
+
 def test_exchange_where_the_file_system_cannot(tmp_path, monkeypatch, environment):
     """Without renameat2 the old tree stands aside for a moment; whoever finds it so puts it back."""
     for name in ("new", "old"):
@@ -262,6 +343,25 @@ class TestUse:
         assert tool("env", "remove", "main", "--force").returncode == 0
         assert default_name() is None
         assert not environment.folder.exists()
+
+    @pytest.mark.usefixtures("environment")
+    def test_every_change_can_be_read_by_a_program(self, tool: Tool):
+        def said(*words: str) -> dict[str, object]:
+            done = tool("env", *words, "--json")
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout)
+
+        assert said("use", "main")["environment"]["default"] is True
+        made = said("backup", "main")["backup"]["id"]
+        other = said("backup", "main")["backup"]["id"]
+        assert said("restore", "main")["environment"]["default"] is True
+        assert said("use", "--none")["environment"] is None
+        assert said("restore", "main", "--backup", made)["environment"]["default"] is False
+        gone = said("remove", "main", "--backup", made)
+        assert (gone["name"], gone["backup"]) == ("main", made)
+        assert [one["id"] for one in gone["backups"]] == [other]
+        gone = said("remove", "main")
+        assert (gone["backup"], len(gone["backups"])) == (None, 1)
 
     def test_choice_that_is_gone(self, environment):
         choose("main")

@@ -39,6 +39,23 @@ def test_sources(tmp_path):
     assert pin_of_source("path", "/opt/conda/envs/sglang").kind == "path"
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "fix"),
+    [
+        ("version", "", "--version 0.5.23"),
+        ("version", "../../x", "--version 0.5.23"),
+        ("wheel", "sglang.zip", "--wheel FILE.whl"),
+        ("git", "https://github.com/sgl-project/sglang@main", "all 40 digits"),
+        ("git", "main", "--git https://"),
+    ],
+)
+def test_a_source_that_is_none_is_told_with_what_one_looks_like(kind, source, fix):
+    with pytest.raises(DeployError) as caught:
+        pin_of_source(kind, source)
+    assert fix in str(caught.value.fix)
+    assert f"--{kind}" in caught.value.message
+
+
 def test_a_persons_own_takes_the_place_of_a_shipped_one():
     from dflash_deploy import paths
 

@@ -31,6 +31,19 @@ def test_an_environment_is_found_by_any_of_its_paths(tmp_path: Path, given: str)
     assert tree.python == venv / "bin" / "python"
 
 
+@pytest.mark.parametrize("given", ["", "bin/python3", "local/lib/python3.11/dist-packages"])
+def test_debians_own_interpreter_has_its_packages_beside_it(tmp_path: Path, given: str) -> None:
+    """As in a container: ``/usr/bin/python3``, and what pip installs lies in ``/usr/local``."""
+    usr = tmp_path / "usr"
+    (usr / "bin").mkdir(parents=True)
+    (usr / "bin" / "python3").symlink_to("/usr/bin/env")
+    (usr / "lib" / "python3" / "dist-packages").mkdir(parents=True)
+    packages = install(usr / "local" / "lib" / "python3.11" / "dist-packages", version="0.5.18")
+    tree = find_tree(usr / given)
+    assert tree.site_packages == packages
+    assert tree.python == usr / "bin" / "python3"
+
+
 def test_a_folder_that_packages_are_installed_into_needs_no_interpreter(tmp_path: Path) -> None:
     tree = find_tree(install(tmp_path / "target"))
     assert tree.python is None
