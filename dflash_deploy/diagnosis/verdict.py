@@ -64,9 +64,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class UnknownFailure:
-    """A failure that no entry names: what a report of it needs."""
+    """A failure that no entry names: what a report of it needs.
+
+    Attributes:
+        ends_at: last line of the traceback that ended the server, None without one.
+    """
 
     stage: Stage
+    ends_at: int | None
     exception: str | None
     frame: str | None
     excerpt: tuple[Line, ...]
@@ -106,6 +111,7 @@ def judge(
     findings: list[Finding] = []
     benign: list[Finding] = []
     unknown: UnknownFailure | None = None
+    aftermath: set[str] = set()
     for start in story:
         kept = _kept(start)
         names = {**start.figures(), **flags}
@@ -117,8 +123,11 @@ def judge(
         ]
         if start is story[-1] or unknown is None:
             unknown = _unknown(scanner, start, found, exit_status) or unknown
+            aftermath |= {seen.entry.id for seen in found if _after(seen, unknown)}
     findings = _ranked(_merged(findings))
-    if unknown is not None and not any(f.severity == "error" and f.role != "symptom" for f in findings):
+    if unknown is not None and not any(
+        f.severity == "error" and f.role != "symptom" and f.id not in aftermath for f in findings
+    ):
         findings = [_unnamed(unknown), *map(_followed, findings)]
     else:
         unknown = None
@@ -188,8 +197,8 @@ def _ordered(seen: list[Seen]) -> list[Seen]:
 
 
 def _severity(seen: Seen, start: Start) -> Severity:
-    """An error that the server outlived was none."""
-    lived = start.ready_at is not None and 0 < seen.number < start.ready_at
+    """An error that the server outlived was none, unless it came again."""
+    lived = start.ready_at is not None and 0 < seen.last < start.ready_at
     return "warning" if seen.entry.severity == "error" and lived else seen.entry.severity
 
 
@@ -265,9 +274,20 @@ def _unknown(
         stage = told_by_frames(trace.frames) or stage
     return UnknownFailure(
         stage,
+        trace.raised[-1].number if trace and trace.fatal and trace.raised else None,
         hidden(innermost.text) if innermost else None,
         innermost.frame if innermost else None,
         tuple(Line(number, hidden(text)) for number, text in excerpt or scanner.tail),
+    )
+
+
+def _after(seen: Seen, unknown: UnknownFailure | None) -> bool:
+    """How a process ended that had told of a fatal error before: that error is the cause."""
+    return (
+        unknown is not None
+        and unknown.ends_at is not None
+        and seen.entry.role == "generic"
+        and seen.number > unknown.ends_at
     )
 
 

@@ -51,8 +51,68 @@ torch-without-arch | UserWarning: NVIDIA GeForce RTX 5090 with CUDA capability s
 the current PyTorch installation.
 no-gpu | UserWarning: CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up \
 environment
+kernel-card | RuntimeError: No supported CUDA architectures found for major versions [10].
+fp4-kernel-missing | flashinfer.utils.BackendSupportedError: mm_fp4 does not support backend 'trtllm' with \
+capability 120
+kernel-card | AssertionError: AWQ-Marlin requires compute capability >= 8.0
+attention-backend-card | AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90.
+cudnn-version | RuntimeError: cuDNN FP4 GEMM requires backend version >= 91002, found 90800. Please upgrade \
+cuDNN: pip install --upgrade nvidia-cudnn-cu12
+cache-lock-held | filelock._error.Timeout: The file lock '/home/u/.cache/flashinfer/120a/.lock' could not \
+be acquired.
+parallel-size | AssertionError: 14 is not divisible by 4
+quantized-shape | ValueError: Weight output_size_per_partition = 1216 is not divisible by min_n_threads = 64.
+shared-memory | RuntimeError: unable to allocate shared memory(shm) for file </torch_4711_1>: No space \
+left on device (28)
+no-gpu | RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 999: unknown error
+driver-too-old | torch.AcceleratorError: CUDA error: the provided PTX was compiled with an unsupported \
+toolchain.
+distributed-init | torch.distributed.DistNetworkError: The client socket has timed out after 600000ms \
+while trying \
+to connect to (192.168.1.5, 29500).
+earlyoom | Aug 24 13:31:54 spark earlyoom[812]: sending SIGTERM to process 4711 uid 1000 "sglang::schedul": \
+badness 1100, VmRSS 812 MiB
+killed-from-outside | sglang-1 exited with code 137
 """
 CASES = [tuple(line.split(" | ", 1)) for line in OTHER_WORDS.strip().splitlines()]
+# Messages that the newest release has no more, with the release that was the last to have them.
+OLDER_RELEASES = """
+0.5.16 | kv-dtype-backend | RuntimeError: TRTLLM MHA with native FP4 KV cache supports decode only; use a \
+separate \
+prefill backend such as flashinfer or triton.
+0.5.17 | hybrid-backend-blackwell | AssertionError: Only {'triton'} backends are supported on Blackwell \
+GPUs for hybrid \
+GDN models. Got attention_backend=fa3.
+0.5.17 | speculation-no-logprobs | ValueError: DSpark speculative decoding does not support return_logprob \
+yet.
+0.5.18 | prefix-cache-broken | AssertionError: Unexpected overallocated KV cache, req.kv_committed_len=9, \
+req.kv.kv_allocated_len=12
+0.5.19 | dtype-quantization | ValueError: The params dtype must be float16, but got torch.bfloat16
+0.5.19 | quantized-shape | ValueError: Weight input_size_per_partition = 9728 is not divisible by \
+group_size = 128.
+0.5.19 | unified-pool-refused | AssertionError: unified allocator virtual space smaller than the token \
+budget: \
+size_full=8 < max_total_num_tokens=9
+0.5.20 | prefix-cache-broken | AssertionError: dec_swa_lock_only on swa_tombstone node, node.id=4
+0.5.20 | prefix-cache-broken | AssertionError: Cached mamba slot is -1: keep_idx=0, buf=[-1], rid=a
+0.5.20 | prefix-cache-page | AssertionError: Page size must be 1 for MambaRadixCache v1, got 64
+0.5.20 | sampling-seed | AssertionError: Sampling seed is not supported for flashinfer backend
+0.5.20 | sampling-batch-broken | AssertionError: The number of batch mask (3) does not match the number of \
+sampling_batch_info (4)
+0.5.20 | argument-refused | AssertionError: PP is not compatible with MTP models.
+0.5.21 | quantization-card | NotImplementedError: Current platform does not support w4a4 nvfp4 quantization.
+0.5.21 | capture-request-slots | AssertionError: Mixed chunk prefill requires the breakable prefill CUDA \
+graph \
+backend; got 'full'.
+"""
+OLDER = [tuple(line.split(" | ", 2)) for line in OLDER_RELEASES.strip().splitlines()]
+EARLY = """
+Currently DFLASH speculative decoding does not support dp attention.
+--enable-unified-memory is not yet compatible with speculative decoding.
+enable_mixed_chunk is required for speculative decoding
+Ngram speculative decoding only supports CUDA or CPU devices.
+extra_buffer needs CUDA/MUSA/NPU/ROCm (FLA).
+"""
 PREFIXES = {
     "none": "{}",
     "tensor parallel": "[2026-08-24 13:31:54 TP1] {}",
@@ -74,6 +134,53 @@ def test_other_words_for_the_same(entry: str, line: str):
     root = diagnose([line]).root
     assert root is not None
     assert root.id == entry
+
+
+@pytest.mark.parametrize(("release", "entry", "message"), OLDER)
+def test_what_older_releases_said(release: str, entry: str, message: str):
+    root = diagnose(logs.failed(message, "serving")).root
+    assert root is not None
+    assert root.id == entry
+
+
+@pytest.mark.parametrize("message", EARLY.strip().splitlines())
+def test_what_the_argument_checks_of_older_releases_said(message: str):
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/opt/sglang/srt/server_args.py", line 5000, in __post_init__',
+        "    self._handle_speculative_decoding()",
+        f"AssertionError: {message}",
+    ]
+    root = diagnose(lines).root
+    assert root is not None
+    assert root.stage == "arguments"
+    assert root.id != "unknown-failure"
+
+
+@pytest.mark.parametrize(
+    "end", ["Killed", "sglang-1 exited with code 137", "bash: line 7:  4711 Killed  python"]
+)
+def test_the_kill_that_a_failure_ends_in_is_not_its_cause(end: str):
+    unknown = diagnose([*logs.failed("WeirdError: the flux is negative", "load"), end])
+    assert unknown.root is not None
+    assert (unknown.root.id, unknown.unknown is not None) == ("unknown-failure", True)
+    # The tail alone, and a container that does not print what its main process was told.
+    told = diagnose(["[2026-08-24 13:31:55] Received sigquit from a child process.", end]).root
+    assert told is not None
+    assert told.id == "child-died"
+    failed = logs.failed("WeirdError: the flux is negative", "load")
+    no_word = diagnose([*(line for line in failed if "sigquit" not in line.lower()), end]).root
+    assert no_word is not None
+    assert no_word.id == "unknown-failure"
+
+
+def test_an_error_that_comes_again_while_it_serves_was_not_outlived():
+    xid = "Aug 24 13:31:50 box kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
+    died = logs.traceback("torch.AcceleratorError: CUDA error: unspecified launch failure", "serving")
+    assert diagnose([xid, *logs.boot("serving")]).root is None
+    root = diagnose([xid, *logs.boot("serving"), *died]).root
+    assert root is not None
+    assert (root.id, root.severity) == ("gpu-lost", "error")
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=list(PREFIXES))

@@ -237,9 +237,7 @@ def kvc_of(ask: dict, settings: SimpleNamespace, mambaish: object) -> configurat
         "attn_dp_size": 1,
         "model_config": model_of(model),
         "model_dtype": torch.bfloat16,
-        "spec_algorithm": SpeculativeAlgorithm.from_string(
-            "EAGLE" if ask["algorithm"] == "NEXTN" else ask["algorithm"]
-        ),
+        "spec_algorithm": SpeculativeAlgorithm.from_string(ask["algorithm"]),
         "spec_aux_config": SimpleNamespace(
             eagle_draft_num_layers=None if own_shape else draft_layers,
             eagle_draft_swa_num_layers=None,
@@ -275,6 +273,9 @@ def kvc_of(ask: dict, settings: SimpleNamespace, mambaish: object) -> configurat
 
 def size(ask: dict) -> dict:
     """The whole sizing of one configuration."""
+    if ask["algorithm"] == "NEXTN":
+        # Its other name, by which the arguments are resolved.
+        ask["algorithm"] = "EAGLE"
     linear = ask["linear"]
     settings = settings_of(ask)
     params = state_of(linear, ask["state"], ask["linear_layers"], ask["tp"]) if linear else None
