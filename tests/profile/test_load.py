@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -399,6 +400,15 @@ class TestVariablesAndMethodsThatAreSearched:
             load_profile(
                 "rtx5090-single-user", overrides=["search.fp4-gemm-backend={choices: [auto, cutlass]}"]
             )
+
+    def test_the_example_of_the_documentation_is_right(self, write: ProfileWriter) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "search.md").read_text()
+        (example,) = re.findall(
+            r"```yaml\n(# ~/.config/dflash-deploy/profiles/wide.yaml\n.*?)```", page, re.DOTALL
+        )
+        profile = load_profile(str(write(example, "wide", own=True)))
+        assert profile.search["method"] == Choices(choices=["dflash", "dspark", "mtp", "none"])
+        assert [known.name for known in profile.known] == ["hand-tuned", "published-mtp"]
 
 
 class TestMistakes:
