@@ -29,6 +29,8 @@ _Task = TypeVar("_Task", bound=str)
 
 _DOUBT_MIB = 400.0
 """The plan's empirical parts may be too high by this much at the sizing: a refusal needs more."""
+_CERTAIN_MIB = 1024.0
+"""With so much more memory it is refused all the same: nobody has run it."""
 
 _UNSURE_MIB, _SURE_MIB = 260.0, 90.0
 """Standard deviation of the predicted peak before and after the first log of this card and model (the largest
@@ -113,7 +115,9 @@ class Forecaster:
             fits=planned.fits,
             calibrated_by=self.boots,
         )
-        return Forecast(self._refusal(hopeful, users), hopeful.certain, predicted)
+        refusal = self._refusal(hopeful, users)
+        roomy = self._plan(flags, self.other_mib - _CERTAIN_MIB) if refusal and hopeful.certain else None
+        return Forecast(refusal, roomy is not None and roomy.certain, predicted)
 
     def _refusal(self, budget: Budget, users: int) -> str | None:
         promised = self.profile.workload.context_tokens

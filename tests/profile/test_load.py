@@ -408,7 +408,7 @@ class TestVariablesAndMethodsThatAreSearched:
         )
         profile = load_profile(str(write(example, "wide", own=True)))
         assert profile.search["method"] == Choices(choices=["dflash", "dspark", "mtp", "none"])
-        assert [known.name for known in profile.known] == ["hand-tuned", "published-mtp"]
+        assert [known.name for known in profile.known] == ["hand-tuned"]
 
 
 class TestMistakes:
