@@ -8,7 +8,8 @@ ms, as an engine does at each step, and writes into every token when it sent it.
 those times with what our client says that it saw, and a plain httpx client doing the same. The second runs
 one load by several clients and gives the processor time that each takes for 1,000 streamed tokens, all its
 processes together, from its first request to its last answer (starting and importing are left out), and the
-speed that each reports.
+speed that each reports. The last of them is no client: a loop that notes when bytes came and understands
+none, which is as little as timing every token can cost in Python on this machine.
 
 ``--bench-serving`` takes the interpreter of an environment with SGLang (``auto``: that of the tests' real
 lane), ``--guidellm`` a folder in which an environment with guidellm lies or is made.
@@ -21,6 +22,7 @@ import asyncio
 import json
 import os
 import platform
+import select
 import selectors
 import socket
 import subprocess
@@ -208,6 +210,7 @@ class Served:
         ended = -PAUSE_S
         for line in told:
             if self.client is None:
+                ended = -PAUSE_S
                 continue
             now, spent = time.monotonic(), spent_by(self.client)
             if line.strip() == "+":
@@ -367,6 +370,46 @@ def ours(served: Served) -> float:
     return float(run(served, [sys.executable, __file__, "--client", served.url], {}).split()[-1])
 
 
+def bare(served: Served) -> float:
+    return float(run(served, [sys.executable, __file__, "--bare", served.url], {}).split()[-1])
+
+
+def read_only(url: str) -> float:
+    """Play the load, note when every piece came, and look into none; tokens/s."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    body = json.dumps({"model": "words", "messages": [], "max_tokens": TOKENS, "stream": True}).encode()
+    request = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    epoll = select.epoll()
+    streams: dict[int, tuple[socket.socket, list[bytes], list[float]]] = {}
+    left = REQUESTS
+
+    def begin_one() -> None:
+        nonlocal left
+        if not left:
+            return
+        left -= 1
+        connection = socket.create_connection((host, int(port)))
+        streams[connection.fileno()] = (connection, [], [])
+        epoll.register(connection.fileno(), select.EPOLLIN)
+        connection.sendall(request)
+
+    begun = time.perf_counter()
+    for _ in range(USERS):
+        begin_one()
+    while streams:
+        for descriptor, _ in epoll.poll():
+            connection, pieces, at_s = streams[descriptor]
+            data = os.read(descriptor, 1 << 14)
+            pieces.append(data)
+            at_s.append(time.perf_counter())
+            if data.endswith(b"0\r\n\r\n"):
+                epoll.unregister(descriptor)
+                del streams[descriptor]
+                connection.close()
+                begin_one()
+    return REQUESTS * TOKENS / (time.perf_counter() - begun)
+
+
 def bench_serving(python: str, folder: Path, model: Path) -> Client:
     # It imports the package "datasets" for data sets that are not used here.
     (folder / "stubs").mkdir()
@@ -470,12 +513,16 @@ def main() -> None:
     )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--client", help=argparse.SUPPRESS)
+    parser.add_argument("--bare", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         serve(socket.socket(fileno=int(given.serve[0])), float(given.serve[1]))
     if given.client:
         results = asyncio.run(played(given.client, "words", USERS, REQUESTS, TOKENS))
         print(LoadFigures.of(results).total_tokens_per_s)
+        return
+    if given.bare:
+        print(read_only(given.bare))
         return
     print(machine())
     exactness()
@@ -489,6 +536,7 @@ def main() -> None:
                 clients["sglang.bench_serving"] = bench_serving(interpreter, folder, model)
             if given.guidellm:
                 clients["guidellm"] = guidellm(given.guidellm.expanduser(), folder, model)
+        clients["reading, and no more"] = bare
         side_by_side(clients)
 
 

@@ -196,7 +196,9 @@ def _result(
 
 def _shared_out(tokens: int, lengths: list[int]) -> tuple[int, ...]:
     """One token for every chunk, and the others in proportion to the length of its text."""
-    spare = max(0, tokens - len(lengths))
+    spare = tokens - len(lengths)
+    if spare <= 0:
+        return (1,) * len(lengths)
     total, so_far, given = sum(lengths), 0, 0
     shares: list[int] = []
     for length in lengths:
