@@ -10,6 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import read_regular
+from dflash_deploy.serving_env.refused import refused
 
 DEFAULT = "cublas"
 STALL_S = 0.2
@@ -19,6 +21,7 @@ WORTH_WHILE = 0.97
 """Share of the default's time that another back end must stay below to be worth a change."""
 CUDNN_ALIGNED = (9, 23, 1)
 """First cuDNN without the misaligned-address errors in this product."""
+_MOST_BYTES = 16 << 20
 _OF_CUDNN = frozenset({"cudnn", "auto"})
 """Back ends that give the product to cuDNN, or may."""
 
@@ -132,10 +135,15 @@ def read_report_file(path: Path) -> ProbeReport:
         DeployError: there is no such file, or it is no record.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(16 << 20)
+        content = read_regular(path, most_bytes=_MOST_BYTES)
+    except FileNotFoundError as error:
+        raise DeployError(
+            f"{path}: there is no such record",
+            fix="dflash-deploy patch measure --output FILE makes one, on the machine that serves",
+            exit_code=ExitCode.MISSING,
+        ) from error
     except OSError as error:
-        raise DeployError(f"{path}: {error.strerror}", exit_code=ExitCode.MISSING) from error
+        raise refused(error, path) from error
     return read_report(content, str(path))
 
 

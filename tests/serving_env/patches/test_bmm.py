@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -14,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.errors import DeployError
-from dflash_deploy.serving_env.patches.bmm import BackendReport, Call, ProbeReport, decide, read_report
+from dflash_deploy.serving_env.patches.bmm import (
+    BackendReport,
+    Call,
+    ProbeReport,
+    decide,
+    read_report,
+    read_report_file,
+)
 
 PROBE = Path(__file__).parents[3] / "dflash_deploy" / "inside" / "bmm_probe.py"
 
@@ -69,6 +77,15 @@ def test_the_very_first_call_may_take_long() -> None:
     first = quick.calls[0].model_copy(update={"first_s": 40.0})
     quick = quick.model_copy(update={"calls": (first, *quick.calls[1:])})
     assert decide(report(works("cublas"), quick)).backend == "cutlass"
+
+
+def test_what_is_not_here_is_not_told_as_working() -> None:
+    """It made no call, which is no speed of 0 µs."""
+    absent = BackendReport(
+        backend="first-path", outcome="absent", message="it takes none of these shapes here"
+    )
+    (line,) = [one for one in decide(report(works("cublas"), absent)).evidence if "first-path" in one]
+    assert line == "first-path is not here (it takes none of these shapes here)"
 
 
 def test_old_cudnn_is_never_taken() -> None:
@@ -134,6 +151,17 @@ def test_only_a_back_end_that_worked_is_ever_taken(backends: list[BackendReport]
 def test_what_is_no_record_is_refused(content: str) -> None:
     with pytest.raises(DeployError, match="not a record of the FP8 probe"):
         read_report(content, "a file")
+
+
+def test_a_file_that_is_no_record_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(DeployError, match="no regular file"):
+            read_report_file(path)
+    with pytest.raises(DeployError, match="no such record") as caught:
+        read_report_file(tmp_path / "absent.json")
+    assert "patch measure --output" in str(caught.value.fix)
 
 
 # The probe's parent, with children of our own in the place of back ends.
