@@ -170,9 +170,10 @@ def _claim_fresh(profile_name: str) -> Path:
 def earlier_bests(study: StudyRecord) -> list[tuple[StudyRecord, TrialRecord]]:
     """Studies of the same service on the same card that were begun before, with their best; newest first.
 
-    What a simulated card came to is no news for another one.
+    What a simulated card came to is no news for another one, nor is a best that drafts as none is to here.
     """
     found = []
+    drafting = searched_methods(study.profile) or (study.profile.speculation.method,)
     if study.simulated:
         return []
     for path in studies_dir().glob("*/study.json"):
@@ -180,7 +181,7 @@ def earlier_bests(study: StudyRecord) -> list[tuple[StudyRecord, TrialRecord]]:
             other = read_study(path.parent)
             if other.created < study.created and _same_service(other, study):
                 best = best_trial(other, read_trials(path.parent))
-                if best is not None:
+                if best is not None and method_of(other.profile, best.flags) in drafting:
                     found.append((other, best))
     return sorted(found, key=lambda one: one[0].created, reverse=True)
 

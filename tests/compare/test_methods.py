@@ -57,6 +57,19 @@ def test_a_draft_that_the_person_names_comes_first():
     assert flags["speculative-draft-model-path"] == "me/My-Draft"
 
 
+def test_the_profile_may_name_drafts_of_other_methods_and_the_method_of_what_is_known():
+    inside = PROFILE.known[0].model_copy(
+        update={"flags": {"method": "mtp", "speculative-num-draft-tokens": 6, "env.OMP_NUM_THREADS": "2"}}
+    )
+    drafts = PROFILE.speculation.model_copy(update={"drafts": {"dspark": "my/DSpark"}})
+    profile = PROFILE.model_copy(update={"known": [inside], "speculation": drafts})
+    arms = {method: arm_of(profile, method, {}, simulated=False).flags for method in METHODS}
+    assert arms["dspark"]["speculative-draft-model-path"] == "my/DSpark"
+    assert arms["mtp"]["speculative-num-steps"] == 5, "what was tuned, for the method that it was tuned for"
+    assert "speculative-num-draft-tokens" not in arms["dflash"]
+    assert all("method" not in flags and flags["env.OMP_NUM_THREADS"] == "2" for flags in arms.values())
+
+
 def test_without_a_known_draft_the_person_is_asked_for_one():
     other = PROFILE.model_copy(
         update={"model": PROFILE.model.model_copy(update={"target": "somebody/else", "path": None})}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from dflash_deploy.tune.records import trial_folder, write_record
 from dflash_deploy.tune.study import earlier_bests, studies_dir
 
-from .samples import study, trial
+from .samples import profile, study, trial
 
 
 def kept(name, day, trials, **given):
@@ -30,6 +30,17 @@ def test_the_best_of_earlier_studies_of_the_same_service_come_newest_first(monke
     kept("later", 5, [trial(1, (900.0,))])
     assert [(one.name, best.number) for one, best in earlier_bests(now)] == [("newer", 3), ("old", 2)]
     assert earlier_bests(now.model_copy(update={"simulated": True})) == []
+
+
+def test_a_best_that_drafts_in_a_way_that_is_not_to_be_tried_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    wide = profile(search={"method": {"choices": ["none", "ngram", "mtp"]}})
+    narrow = profile(search={"method": {"choices": ["none", "mtp"]}})
+    kept("ngram", 1, [trial(1, (100.0,), flags={"method": "ngram"})], profile=wide)
+    kept("mtp", 2, [trial(1, (100.0,), flags={"method": "mtp"})], profile=wide)
+    kept("plain", 3, [trial(1, (100.0,))])
+    assert [one.name for one, _ in earlier_bests(kept("now", 4, [], profile=narrow))] == ["plain", "mtp"]
+    assert [one.name for one, _ in earlier_bests(kept("now2", 4, []))] == ["plain"]
 
 
 def test_a_damaged_study_is_left_out(monkeypatch, tmp_path):
