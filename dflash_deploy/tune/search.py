@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dflash_deploy.profile.schema import METHOD, FlagSetting, Goal, Limit, Limited
+from dflash_deploy.profile.schema import METHOD, VARIABLE, FlagSetting, Goal, Limit, Limited
 from dflash_deploy.tune.arrange import Arranged, arrangements, least_states, memory_dimensions
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.gain import NOISE
@@ -52,6 +52,8 @@ _EFFECTS: Mapping[str, float] = {
     "speculative-dflash-block-size": 0.08,
     "speculative-num-steps": 0.08,
     "speculative-draft-window-size": 0.01,
+    "speculative-draft-kv-cache-dtype": 0.012,
+    "speculative-draft-attention-backend": 0.02,
     "attention-backend": 0.02,
     "cuda-graph-bs-decode": 0.006,
     "kv-cache-dtype": 0.012,
@@ -60,6 +62,8 @@ _EFFECTS: Mapping[str, float] = {
     "disable-radix-cache": 0.002,
     "mamba-radix-cache-strategy": 0.002,
     "max-running-requests": 0.003,
+    # Memory alone, which the plan knows of.
+    f"{VARIABLE}PYTORCH_CUDA_ALLOC_CONF": 0.003,
 }
 """By how much the prior may be wrong about what a flag does to the speed (standard deviation of the
 logarithm)."""
@@ -72,7 +76,7 @@ _UNKNOWN_EFFECT = 0.15
 """The same where there is no prior."""
 _FIRST_TOKEN_EFFECTS: Mapping[str, float] = {"disable-prefill-cuda-graph": 0.6, "chunked-prefill-size": 0.3}
 _CONTEXT_EFFECT = 0.002
-_CONTEXT_EFFECTS: Mapping[str, float] = {"speculative-draft-window-size": 0.15}
+_CONTEXT_EFFECTS: Mapping[str, float] = {"speculative-draft-window-size": 0.15, METHOD: 0.02}
 """The plan gives a draft's window no memory of its own; a public report of the longest context had one."""
 
 _RATES: Mapping[Goal | Limited, float] = {
