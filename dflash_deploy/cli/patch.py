@@ -185,6 +185,7 @@ def apply(
     from dflash_deploy.serving_env.patches.operations import mend, prepare, revert
     from dflash_deploy.serving_env.patches.verdict import VerdictKind, examine
     from dflash_deploy.serving_env.patches.view import SCHEMA_VERSION, tree_json, verdict_json, verdict_lines
+    from dflash_deploy.tune.signals import stop_once
 
     patches = _patches(names)
     given = _parameters(settings)
@@ -216,7 +217,8 @@ def apply(
         if found.verdict.kind is VerdictKind.NEEDED:
             diff = prepare(patch, found, parameters).diff(patch.file)
         if not dry_run or found.verdict.kind is not VerdictKind.NEEDED:
-            verdict = apply_patch(patch, tree, parameters, decision=decision, evidence=evidence)
+            with stop_once():
+                verdict = apply_patch(patch, tree, parameters, decision=decision, evidence=evidence)
             live = serving.check(patch, tree)
             # With SGLang's own choice it is SGLang that fails, and a variable then takes another.
             ours = parameters.get("backend") != DEFAULT
@@ -262,6 +264,7 @@ def revert(
     from dflash_deploy.serving_env.patches.operations import applied_diff, how_it_stands
     from dflash_deploy.serving_env.patches.operations import revert as revert_patch
     from dflash_deploy.serving_env.patches.view import SCHEMA_VERSION, tree_json
+    from dflash_deploy.tune.signals import stop_once
 
     tree = _tree(env, to_change=not dry_run)
     if names:
@@ -277,7 +280,8 @@ def revert(
                 how_it_stands(tree, entry.change, force=force)
             diff = applied_diff(tree, entry) if entry and entry.state == "applied" else None
         else:
-            said, diff = revert_patch(name, tree, force=force), None
+            with stop_once():
+                said, diff = revert_patch(name, tree, force=force), None
         done.append({"name": name, "done": said, "diff": diff})
         if not json:
             typer.echo(said)
@@ -401,10 +405,12 @@ def _patches(names: Sequence[str] | None) -> list[Patch]:
 
 def _tree(env: str | None, *, to_change: bool = False) -> Tree:
     from dflash_deploy.serving_env.current import default_environment
-    from dflash_deploy.serving_env.environments import find_environment, is_name
+    from dflash_deploy.serving_env.environments import find_environment, is_name, need_environment
     from dflash_deploy.serving_env.patches.tree import find_tree
 
     named = default_environment() if env is None else find_environment(env) if is_name(env) else None
+    if named is None and env is not None and is_name(env) and not Path(env).exists():
+        named = need_environment(env)
     if named is None:
         if env is None:
             raise DeployError(

@@ -166,6 +166,8 @@ def _lock(descriptor: int, site_packages: Path, deadline: float) -> None:
                     exit_code=ExitCode.UNAVAILABLE,
                 ) from error
             time.sleep(0.05)
+        except OSError as error:
+            raise refused(error, site_packages) from error
         else:
             return
 

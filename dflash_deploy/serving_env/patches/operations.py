@@ -125,6 +125,10 @@ def apply(
         except OSError as error:
             _guarded(tree, lambda: _mend(tree, disk))
             raise refused(error, prepared.path, left="everything is as it was") from error
+        except BaseException:
+            # Ctrl-C: the next run would mend it too, but a server may be started before that.
+            _guarded(tree, lambda: _mend(tree, disk))
+            raise
         after = examine(patch, tree, decision).verdict
         if after.kind is not VerdictKind.APPLIED:
             raise DeployError(
@@ -175,8 +179,12 @@ def revert(
             done += f"; what had been edited is kept in {aside}"
 
         def put_back() -> None:
-            disk.rename(entry.path, ledger.state_path(tree, change.patch, "reverting"))
-            _mend(tree, disk)
+            try:
+                disk.rename(entry.path, ledger.state_path(tree, change.patch, "reverting"))
+                _mend(tree, disk)
+            except KeyboardInterrupt:
+                _mend(tree, disk)
+                raise
 
         _guarded(tree, put_back)
         return done

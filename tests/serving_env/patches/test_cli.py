@@ -273,6 +273,7 @@ def test_nothing_of_an_environment_acts_on_a_terminal(tmp_path: Path) -> None:
         (["check", "--env", "/no/such/place"], 4, "no such environment"),
         (["check", "--env", "x" * 300], 4, "no such environment"),
         (["check"], 2, "no environment is named"),
+        (["check", "--env", "main"], 4, "there is no environment main"),
         (["check", "nonsense", "--env", "/"], 2, "no patch is named"),
         (["revert", HEAD], 2, "no environment is named"),
         (["apply", HEAD, "--set", "x"], 2, "expected KEY=VALUE"),

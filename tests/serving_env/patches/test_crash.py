@@ -201,6 +201,39 @@ def test_a_read_only_environment_is_told_and_left(small_disk: Path) -> None:
     assert examine(load_patch(BMM), tree).verdict.kind is VerdictKind.UNMEASURED
 
 
+@pytest.mark.parametrize("work", [apply_bmm, revert_bmm], ids=["apply", "revert"])
+def test_ctrl_c_at_any_operation_leaves_nothing_unfinished(
+    tmp_path: Path, work: Callable[[Tree, Disk], None]
+) -> None:
+    """What was being applied is undone, what was being reverted is finished: a server may be started next."""
+    steps = operations(work, prepared(tmp_path / "count", work))
+    for number in range(len(steps)):
+        folder = tmp_path / f"at {number}"
+        tree = find_tree(install(folder))
+        before = snapshot(folder)
+        if work is revert_bmm:
+            apply_bmm(tree)
+        during = snapshot(folder)
+        done = 0
+
+        def told(_operation: str, last: int = number) -> None:
+            nonlocal done
+            done += 1
+            if done == last + 1:
+                raise KeyboardInterrupt
+
+        where = f"at operation {number}: {steps[number]}"
+        with pytest.raises(KeyboardInterrupt):
+            work(tree, Disk(told))
+        assert unfinished(tree) == [], where
+        kind = examine(load_patch(BMM), tree).verdict.kind
+        assert kind in {VerdictKind.APPLIED, VerdictKind.UNMEASURED}, where
+        if kind is VerdictKind.UNMEASURED:
+            assert snapshot(folder) == before, where
+        elif work is revert_bmm:
+            assert snapshot(folder) == during, where
+
+
 def test_a_folder_without_permission_is_told_and_left(tmp_path: Path) -> None:
     tree = find_tree(install(tmp_path / "site-packages"))
     package = (tree.root / FP8).parent
