@@ -126,6 +126,14 @@ def test_waiting_requests_alone_are_no_sign_of_life():
     assert found["scheduler"][0] is Verdict.CRITICAL
 
 
+def test_a_health_check_that_fails_beside_a_token_that_came_is_no_reason_to_restart():
+    with engine_serving({**HEALTHY, "/health": (503, b""), "/generate": TOKEN}) as engine:
+        found = check(engine.url)
+    assert found["health"][0] is Verdict.WARNING
+    assert "503, though a token came" in found["health"][1]
+    assert found["all"][0] is Verdict.WARNING
+
+
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
