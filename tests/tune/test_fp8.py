@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dflash_deploy.errors import DeployError
@@ -18,6 +20,29 @@ from tests.serving_env.patches.test_choices import CALLS, record
 from tests.serving_env.patches.trees import FP8, install
 
 SEARCHED = f"search.{SETTING}={{choices: [null, cudnn, cutlass]}}"
+
+
+SERVER_ARGS = """
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        for name in ("--model-path", "--host", "--port", "--mem-fraction-static"):
+            parser.add_argument(name)
+"""
+SERVER = """
+import os
+raise SystemExit("told: " + os.environ.get("DFLASH_BMM_FP8_BACKEND", "-"))
+"""
+PROFILE = """
+summary: a server that ends at once
+model: {target: a/b}
+engine: {version: 0.5.23}
+workload: {users: 1, context_tokens: 64, output_tokens: 8}
+objective: {optimize: user_tokens_per_s}
+search:
+  env.DFLASH_BMM_FP8_BACKEND: {choices: [null, cudnn, cutlass]}
+service: {name: test}
+"""
 
 
 def tuned(*settings):
@@ -94,3 +119,37 @@ def test_a_back_end_that_there_is_not_is_refused(environment):
     patched(environment)
     with pytest.raises(DeployError, match="a server would refuse to start"):
         without_broken(tuned(f"search.{SETTING}={{choices: [null, cuddn]}}"), environment)
+
+
+def test_the_command_ends_before_its_first_launch_or_tells_what_it_leaves_out(tool, tmp_path):
+    root = tmp_path / "venv"
+    files = {
+        FP8: CALLS,
+        "sglang/srt/server_args.py": SERVER_ARGS,
+        "sglang/launch_server.py": SERVER,
+    }
+    packages = install(root / "lib" / "python3.11" / "site-packages", version="0.5.23", files=files)
+    python = root / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    tool.profile.write_text(PROFILE)
+    command = ("tune", tool.profile, "--python", python, "--trials", "3", "--name", "s")
+
+    refused = tool.run(*command)
+    assert refused.code != 0
+    assert "would do nothing here" in refused.err
+    assert f"dflash-deploy patch apply {PATCH}" in refused.err
+    assert not tool.studies.exists()
+
+    patched(packages, cublas="works", cudnn="works", cutlass="fails")
+    ended = tool.run(*command, DFLASH_BMM_FP8_BACKEND="cutlass")
+    assert "env.DFLASH_BMM_FP8_BACKEND=cutlass is not tried: the FP8 probe found" in ended.out
+    told = {
+        record["flags"].get(SETTING, "-"): (
+            tool.studies / "s" / "trials" / f"{number:04d}" / "server.log"
+        ).read_text()
+        for number, record in tool.trials("s").items()
+    }
+    # Left out, the variable is not inherited from the tuner's own shell either.
+    assert {value: f"told: {value}" in log for value, log in told.items()} == {"-": True, "cudnn": True}
