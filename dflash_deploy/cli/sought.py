@@ -50,8 +50,8 @@ def _with_own_key(place: Place) -> Place:
     file = units.api_key_file(place.unit) if known is None else known.api_key_file
     try:
         return place if file is None else replace(place, api_key=read_api_key(Path(file)))
-    except DeployError:
-        return place
+    except DeployError as error:
+        return replace(place, key_problem=error.message)
 
 
 def _sought(name: str | None, url: str | None, api_key_file: Path | None) -> list[Place]:

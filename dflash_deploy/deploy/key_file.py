@@ -64,6 +64,12 @@ def require(path: Path) -> None:
             fix="run the command as the user who may read it",
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
+    if not stat.S_ISREG(mode):
+        raise DeployError(
+            f"the API key file {path} is no file ({stat.filemode(mode)})",
+            fix="name a YAML file with the line `api-key: ...` in service.api_key_file",
+            exit_code=ExitCode.INVALID_INPUT,
+        )
     if mode & 0o077:
         raise DeployError(
             f"others may read the API key file {path} ({stat.filemode(mode)})",

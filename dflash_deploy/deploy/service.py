@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 import psutil
 
-from dflash_deploy.deploy import canary, timer
+from dflash_deploy.deploy import canary, key_file, timer
 from dflash_deploy.deploy.generations import (
     Generation,
     Operation,
@@ -159,6 +159,7 @@ def rollback(service: Service, number: int | None) -> Changed:
         store.generation(target)
         store.unit_text(target)
         _require_own_unit(service)
+        _require_key(service, target)
         return _change(service, "rollback", target, start=True)
 
 
@@ -195,6 +196,7 @@ def start(service: Service) -> Changed:
     with locked(service.store, make=False):
         mend(service)
         current = _need_current(service)
+        _require_key(service, current)
         began = time.monotonic()
         if not service.running:
             _require_port(service)
@@ -215,6 +217,7 @@ def restart(service: Service) -> Changed:
     with locked(service.store, make=False):
         mend(service)
         current = _need_current(service)
+        _require_key(service, current)
         began = time.monotonic()
         if left := _stop(service):
             return Changed(current, "; ".join(left))
@@ -419,6 +422,15 @@ def _require_own_unit(service: Service) -> None:
         + (f"; for changes there is systemctl edit {service.unit}" if ours else ""),
         exit_code=ExitCode.UNAVAILABLE,
     )
+
+
+def _require_key(service: Service, number: int) -> None:
+    """See that a generation's key is there before anything is stopped; systemd says "protocol error"."""
+    file = None
+    with suppress(DeployError):
+        file = service.store.generation(number).api_key_file
+    if file is not None:
+        key_file.require(Path(file))
 
 
 def _require_port(service: Service) -> None:

@@ -121,7 +121,9 @@ class Systemd:
         except (OSError, subprocess.TimeoutExpired):
             return ""
         lines = [line.rstrip() for line in done.stdout.decode(errors="replace").splitlines()]
-        kept = [line for line in lines if line and not _SECRET.search(line)]
+        # A program that a unit runs where it is there; that it is not says nothing.
+        lines = [line for line in lines if line and " missing, skipping: " not in line]
+        kept = [line for line in lines if not _SECRET.search(line)]
         return "\n".join(kept[-_MOST_LINES:])
 
     def _must(self, arguments: list[str], limit_s: float) -> None:

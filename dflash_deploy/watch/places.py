@@ -30,6 +30,7 @@ class Place:
             asked for, or the port that services have by default (where often nothing is).
         base_url: None for a unit whose process does not run, or does not say where it listens.
         api_key: sent to this place alone.
+        key_problem: why its own key could not be read, None where it was or there is none.
     """
 
     found_by: FoundBy
@@ -38,6 +39,7 @@ class Place:
     pid: int | None = None
     unit: UnitState | None = None
     api_key: str | None = field(default=None, repr=False)
+    key_problem: str | None = None
 
     def answers_to(self, name: str) -> bool:
         """It is called so: by its service's name, or by its unit's."""

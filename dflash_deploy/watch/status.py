@@ -189,8 +189,8 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
         place,
         health="healthy" if healthy else "starting",
         pid=pid,
-        problem=None if info or not healthy else "it says no more: it may want its API key, or be no SGLang",
-        fix=None if info or not healthy else "name it, and give --api-key-file FILE",
+        problem=None if info or not healthy else _says_no_more(place),
+        fix=None if info or not healthy else "name it, and give --api-key-file FILE; or run this with sudo",
         model=model,
         version=info.version if info else None,
         simulated=simulator is not None,
@@ -207,6 +207,11 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
         stage=None if healthy or boot is None else boot.stage,
         warnings=_warnings(place, load, vram, boot, gpus),
     )
+
+
+def _says_no_more(place: Place) -> str:
+    why = place.key_problem or "it may want its API key, or be no SGLang"
+    return printable(f"it answers, and tells no more: {why}", longest=300)
 
 
 def _uptime_s(pid: int | None) -> float | None:
@@ -248,6 +253,9 @@ def _from_generation(server: ServerStatus) -> ServerStatus:
     if known is None or unit is None:
         return server
     again = f"dflash-deploy tune, then dflash-deploy service install{_user(unit)} --name {unit.service}"
+    if server.version is None and known.simulated:
+        # It did not say what it is; figures of its log are then of what it was installed as.
+        server = replace(server, simulated=True)
     stale = tuple(Warned(f"generation {known.generation} is stale: {why}", again) for why in known.stale)
     if known.router and server.health == "healthy":
         # It tells of the engines behind it, and nothing of itself.

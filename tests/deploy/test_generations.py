@@ -316,6 +316,27 @@ def test_damage_takes_down_nothing_that_runs(box: Service, machine: Machine, har
     assert machine.running(box.unit) == _UNIT.format(2)
 
 
+def test_a_key_that_is_gone_is_told_while_the_old_process_still_serves(
+    box: Service, machine: Machine, tmp_path: Path
+):
+    key = tmp_path / "key.yaml"
+
+    def with_key(number: int) -> tuple[Generation, str, str | None]:
+        generation, unit, evidence = make(number)
+        return generation.model_copy(update={"api_key_file": str(key)}), unit, evidence
+
+    service.install(box, with_key, start=True)
+    service.install(box, make, start=True)
+    with pytest.raises(DeployError, match=r"key\.yaml is not there"):
+        service.rollback(box, 1)
+    assert _serves(box, machine, 2)
+    service.install(box, with_key, start=True)
+    for work in (service.start, service.restart):
+        with pytest.raises(DeployError, match=r"key\.yaml is not there"):
+            work(box)
+    assert _serves(box, machine, 3)
+
+
 def test_a_taken_port_is_told_with_its_holder_before_an_engine_is_started(box: Service, machine: Machine):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

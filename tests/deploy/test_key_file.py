@@ -44,3 +44,8 @@ def test_a_file_that_is_not_there_or_open_to_others_is_refused_and_the_fix_mends
         key_file.require(file)
     subprocess.run(["sh", "-c", (open_to_others.value.fix or "false").split(";")[0]], check=True)
     key_file.require(file)
+
+
+def test_a_folder_is_no_key_file(tmp_path: Path):
+    with pytest.raises(DeployError, match="is no file"):
+        key_file.require(tmp_path)

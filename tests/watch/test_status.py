@@ -19,6 +19,7 @@ from dflash_deploy.server.records import ServerRecord, write_record
 from dflash_deploy.watch import places
 from dflash_deploy.watch.bounded import within
 from dflash_deploy.watch.memory import Part
+from dflash_deploy.watch.health.examination import examine
 from dflash_deploy.watch.places import Place
 from dflash_deploy.watch.recorded import Recorded
 from dflash_deploy.watch.status import ServerStatus, Status, _vram, gather
@@ -104,6 +105,16 @@ def test_a_healthy_server_that_wants_a_key_is_healthy_and_says_so():
         (server,) = look(Place("url", "mine", engine.url)).servers
     assert server.health == "healthy"
     assert "API key" in server.problem
+
+
+def test_a_key_of_its_own_that_cannot_be_read_is_named():
+    closed = dict.fromkeys(("/server_info", "/v1/models", "/generate"), (401, b"{}"))
+    with serving({"/health": (200, b""), "/metrics": (404, b""), **closed}) as engine:
+        place = Place("url", "mine", engine.url, key_problem="the API key file /k is not there")
+        (server,) = look(place).servers
+        layers = {layer.name: layer for layer in examine(place, timeout_s=10).layers}
+    assert "the API key file /k is not there" in server.problem
+    assert "the API key file /k is not there" in layers["generation"].text
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

@@ -72,6 +72,7 @@ def examine(place: Place, *, timeout_s: float, limits: Limits | None = None) -> 
         # What the simulator gave says nothing of a real server.
         held = replace(held, accept_length=known.accept_length if known and not known.simulated else None)
     layers = [*_process_layers(place, pid), *_serving_layers(asked, held, timeout_s, starting=starting)]
+    layers = [_without_key(layer, place) for layer in layers]
     layers += _card_layers(cards if isinstance(cards, _Cards) else _Cards.silent(), simulator, held)
     layers.append(patches if isinstance(patches, Layer) else _no_answer("patches"))
     layers.append(disk if isinstance(disk, Layer) else _no_answer("disk"))
@@ -154,6 +155,13 @@ def _serving_layers(
         *serving.layers(answers, starting=starting),
         serving.accept_layer(answers, held.accept_length),
     )
+
+
+def _without_key(layer: Layer, place: Place) -> Layer:
+    """Say why there was no key, where one was wanted."""
+    if place.key_problem is None or layer.name != "generation" or layer.verdict is not Verdict.UNKNOWN:
+        return layer
+    return replace(layer, text=f"{layer.text}: {place.key_problem}")
 
 
 @dataclass(frozen=True)
