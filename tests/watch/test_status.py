@@ -18,8 +18,8 @@ from dflash_deploy.server.processes import boot_id, identity_of, pid_namespace
 from dflash_deploy.server.records import ServerRecord, write_record
 from dflash_deploy.watch import places
 from dflash_deploy.watch.bounded import within
-from dflash_deploy.watch.memory import Part
 from dflash_deploy.watch.health.examination import examine
+from dflash_deploy.watch.memory import Part
 from dflash_deploy.watch.places import Place
 from dflash_deploy.watch.recorded import Recorded
 from dflash_deploy.watch.status import ServerStatus, Status, _vram, gather
