@@ -24,6 +24,8 @@ from dflash_deploy.serving_env.installer import (
     install,
     make_venv,
 )
+from dflash_deploy.serving_env.patches import ledger
+from dflash_deploy.serving_env.patches.tree import find_tree
 from dflash_deploy.serving_env.pins import PACKAGE, EnginePin, whole_path
 
 _MIB = 1 << 20
@@ -74,20 +76,33 @@ def create(
             )
         installer = find_installer(tool)
         python = find_python(pin.python, installer)
-        kept = None
+        kept: str | None = None
+        patched: list[str] = []
         if standing is not None:
             usage.refuse_while_running(standing, "replaced", force=force)
             check_disk(pin, environments.root())
+            patched = _patches_of(standing)
             kept = backup.move_to_backup(standing, f"replaced by {pin.source}", say)
         else:
             _clear(name, say)
             check_disk(pin, environments.root())
         stamp = _Stamp(pin, str(installer), constraints, kept)
         try:
-            return _make(name, stamp, python, installer=installer, say=say, lock=lock)
+            made = _make(name, stamp, python, installer=installer, say=say, lock=lock)
         except BaseException:
             _undo(name, kept, say)
             raise
+    for patch in patched:
+        say(f"the patch {patch} was applied to what this replaces, and is not here: is it needed still?")
+        say(f"  dflash-deploy patch check {patch} --env {name}")
+    return made
+
+
+def _patches_of(environment: Environment) -> list[str]:
+    try:
+        return [entry.change.patch for entry in ledger.entries(find_tree(environment.folder))]
+    except DeployError:
+        return []
 
 
 def check_disk(pin: EnginePin, place: Path) -> None:

@@ -162,6 +162,26 @@ def test_another_pin_needs_replace_and_the_old_one_can_be_put_back(environment, 
     assert ask(old.python, VERSION) == "0.5.23 2.14.1"
 
 
+def test_a_patch_that_an_upgrade_takes_away_is_told(environment, said):
+    """And comes back with the environment that had it."""
+    from dflash_deploy.serving_env.patches.bmm import to_measure
+    from dflash_deploy.serving_env.patches.description import load_patch
+    from dflash_deploy.serving_env.patches.integrity import verify_intact
+    from dflash_deploy.serving_env.patches.operations import apply
+    from dflash_deploy.serving_env.patches.tree import find_tree
+
+    patch = load_patch("bmm-fp8-backend")
+    file = next(environment.folder.glob("lib/python*/site-packages")) / patch.file
+    file.parent.mkdir(parents=True)
+    file.write_text("def flashinfer_bmm_fp8():\n    _raw_flashinfer_bmm_fp8(backend='cublas')\n")
+    apply(patch, find_tree(environment.folder), {"backend": "cublas"}, decision=to_measure())
+    create("main", pin("0.5.19"), say=said.append, upgrade=True)
+    assert "the patch bmm-fp8-backend was applied to what this replaces" in said[-2]
+    assert said[-1] == "  dflash-deploy patch check bmm-fp8-backend --env main"
+    restore("main", None, say=said.append)
+    assert verify_intact(environment.folder).applied == ("bmm-fp8-backend",)
+
+
 def test_a_failed_upgrade_leaves_what_was(environment, said):
     with pytest.raises(DeployError):
         create("main", pin("0.5.99"), say=said.append, upgrade=True)
