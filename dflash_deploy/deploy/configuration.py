@@ -269,7 +269,8 @@ def _proven(proof: Proof | None, kind: str) -> str:
     if proof.problem is not None:
         return f"It did not hold when it was started again: {proof.problem} ({kind})"
     free = "" if proof.free_mib is None else f", with {proof.free_mib:,} MiB free at the least"
+    exam = "" if proof.exam is None else f"; then {proof.exam.words}"
     return (
         f"Started again it held: {proof.answer_tokens:,} tokens in one answer and "
-        f"{proof.context_tokens:,} tokens of context for everybody at once{free} ({kind})"
+        f"{proof.context_tokens:,} tokens of context for everybody at once{free}{exam} ({kind})"
     )

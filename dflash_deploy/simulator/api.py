@@ -368,7 +368,7 @@ class Api:
         reply = Reply(
             job=job,
             connection=connection,
-            answer=Answer(ask.prompt, engine.seed, faults.text),
+            answer=Answer(ask.prompt, engine.seed, faults.text(engine.scheduler.counters.finished)),
             settings=settings,
             dialect=ask.dialect,
             stream=bool(ask.options.get("stream")),

@@ -1,8 +1,9 @@
-"""Whether a configuration would hold for an hour of real use: a soak, and contexts up to the promise.
+"""Whether a configuration would hold for an hour of real use: a soak, contexts up to the promise, an exam.
 
 Everybody at once writes a long answer; then everybody at once brings a longer and longer context, up to all
 that was promised. The server has to live through it with the memory free that the profile wants, and its pool
-has to be the one that was there when the configuration won.
+has to be the one that was there when the configuration won. After all that its answers have to be right:
+known questions, calls, copies, the same again, many at once, and second turns from the cache.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.load import Load, Player, patience
 from dflash_deploy.bench.measurement import Round
 from dflash_deploy.bench.prompts import mixed_prompts
+from dflash_deploy.bench.quality.exam import Examination, examine, sheet
 from dflash_deploy.bench.workloads import Prompt
 from dflash_deploy.bench.workloads.shipped import long_context
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.profile.schema import Profile
-from dflash_deploy.tune.records import Proof
+from dflash_deploy.tune.records import Exam, Proof
 
 RUNGS = (0.25, 0.92, 1.0)
 """Shares of the promised context."""
@@ -38,6 +40,8 @@ _SLOWEST_PREFILL_TOKENS_PER_S = 100.0
 _SLOWEST_TOKENS_PER_S = 0.5
 _STALL_S = 600.0
 _OTHER_POOL = 0.02
+_MOST_EXAMPLES = 8
+_LONGEST_EXAMPLE = 400
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,10 @@ def prove(
         and (free_mib or 0) < (promise.free_mib or 0)
     ):
         problem = f"{free_mib} MiB are free under all that was promised, wanted at least {promise.free_mib:g}"
+    exam: Exam | None = None
+    if problem is None:
+        exam = _examined(launch, profile, promised, on_stage)
+        problem = "; ".join(exam.faults) or None
     return Proof(
         seconds=(time.monotonic() - begun) * launch.time_scale,
         answer_tokens=long_answer,
@@ -127,7 +135,31 @@ def prove(
         promised_tokens=promised,
         free_mib=free_mib,
         kv_tokens=kv_tokens,
+        exam=exam,
         problem=problem,
+    )
+
+
+def _examined(launch: Launch, profile: Profile, context_tokens: int, tell: Callable[[str], None]) -> Exam:
+    read_text = profile.measure.check_output
+    examination: Examination = examine(
+        _endpoint(launch, profile),
+        sheet(context_tokens=context_tokens),
+        users=profile.workload.users,
+        # A simulator's words mean nothing.
+        knows=read_text and not launch.simulated,
+        read_text=read_text,
+        on_stage=lambda stage: tell(f"exam: {stage}"),
+    )
+    missed = list(examination.missed.items())[:_MOST_EXAMPLES]
+    return Exam(
+        asked=sum(score.asked for score in examination.scores.values()),
+        right=sum(score.right for score in examination.scores.values()),
+        missed={name: why[:_LONGEST_EXAMPLE] for name, why in missed},
+        faults=tuple(fault[:_LONGEST_EXAMPLE] for fault in examination.faults),
+        repeated=examination.repeated,
+        repeated_same=examination.repeated_same,
+        refused=examination.refused,
     )
 
 
@@ -139,7 +171,7 @@ def _player(
     lasts_s = 60 + answer / _SLOWEST_TOKENS_PER_S + prefill_s
     return Player(
         Load(
-            Endpoint(launch.base_url, profile.model.served_name or "default", time_scale=launch.time_scale),
+            _endpoint(launch, profile),
             prompts,
             Sampling(answer),
             patience(
@@ -150,6 +182,10 @@ def _player(
             "proof",
         )
     )
+
+
+def _endpoint(launch: Launch, profile: Profile) -> Endpoint:
+    return Endpoint(launch.base_url, profile.model.served_name or "default", time_scale=launch.time_scale)
 
 
 def _documents(characters: int) -> list[Prompt]:

@@ -72,6 +72,33 @@ class Cause(_Record):
     fix: str | None
 
 
+class Exam(_Record):
+    """What questions to a server came to: see ``bench.quality.exam``.
+
+    Attributes:
+        asked: questions with known answers; none where its words mean nothing. ``right``: answered right.
+        missed: why an answer is wrong, by the question's id; some of them.
+        faults: what makes the server unfit, with an example each; empty where all is well.
+        repeated: prompts asked three times. ``repeated_same``: those with one answer to the last byte.
+        refused: questions that the server does not take, such as tool calls.
+    """
+
+    asked: int
+    right: int
+    missed: dict[str, str]
+    faults: tuple[str, ...]
+    repeated: int
+    repeated_same: int
+    refused: int
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        known = f"{self.right} of {self.asked} known questions were answered right, " if self.asked else ""
+        texts = f"{len(self.faults)} faults in its texts" if self.faults else "its texts were sound"
+        return f"{known}{texts}, and {self.repeated_same} of {self.repeated} prompts got one answer thrice"
+
+
 class Proof(_Record):
     """What a configuration lived through when it was started again: see ``tune.proof``.
 
@@ -81,6 +108,7 @@ class Proof(_Record):
         context_tokens: the longest context that everybody had at once, of ``promised_tokens``.
         free_mib: least memory that was free meanwhile, None where nobody can tell.
         kv_tokens: the pool, as large as when the configuration was measured.
+        exam: whether its answers were right after all that; None where it did not come so far.
         problem: why it does not hold; None where it does.
     """
 
@@ -90,6 +118,7 @@ class Proof(_Record):
     promised_tokens: int
     free_mib: int | None
     kv_tokens: int | None
+    exam: Exam | None = None
     problem: str | None
 
 

@@ -169,7 +169,12 @@ def holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _starved(proof: TrialRecord) -> bool:
     """It had enough memory while it was measured, and too little for all that was promised."""
     told = proof.measured is not None and proof.measured.vram_used_mib is not None
-    return told and proof.proof is not None and proof.proof.free_mib is not None
+    return (
+        proof.outcome != "bad-output"
+        and told
+        and proof.proof is not None
+        and proof.proof.free_mib is not None
+    )
 
 
 def _used_mib(trial: TrialRecord) -> float:

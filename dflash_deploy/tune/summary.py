@@ -192,8 +192,13 @@ def proof_line(proof: Proof | None, kind: str) -> str:
     free = "" if proof.free_mib is None else f", {proof.free_mib} MiB free at the least"
     return (
         f"proven: started again with the same KV pool of {proof.kv_tokens} tokens, everybody at once had "
-        f"{proof.answer_tokens} tokens in one answer and {proof.context_tokens} of context{free} ({kind})"
+        f"{proof.answer_tokens} tokens in one answer and {proof.context_tokens} of context{free}; "
+        f"{_examined(proof)} ({kind})"
     )
+
+
+def _examined(proof: Proof) -> str:
+    return "its answers were not examined" if proof.exam is None else f"then {proof.exam.words}"
 
 
 _ENDINGS: dict[Ending, str] = {

@@ -243,7 +243,8 @@ def degradation(boot: BootRecord, users: int) -> str | None:
 def _proven(verdict: Verdict, proof: Proof, *, alive: bool, last_words: str) -> Verdict:
     if proof.problem is None and alive:
         return verdict
-    outcome: Outcome = "infeasible" if alive else "unstable"
+    wrong = proof.exam is not None and bool(proof.exam.faults)
+    outcome: Outcome = "unstable" if not alive else "bad-output" if wrong else "infeasible"
     return verdict._replace(outcome=outcome, reason=f"{proof.problem or 'died under load'}{last_words}")
 
 

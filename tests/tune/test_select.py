@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from dflash_deploy.tune.gain import gain, interval_of, spread_of
+from dflash_deploy.tune.records import Exam, Proof
 from dflash_deploy.tune.select import best_trial
 
 from .samples import measurement, study, trial
@@ -90,3 +91,29 @@ def test_the_interval_of_a_figure_is_that_of_the_statistics_and_not_the_range():
     assert found.low < 99
     assert found.high > 103
     assert interval_of(trial(1, (100.0,)), "total_tokens_per_s") is None
+
+
+@pytest.mark.parametrize(("outcome", "left"), [("bad-output", 1), ("infeasible", None)])
+def test_wrong_answers_put_one_configuration_out_and_too_little_memory_all_that_take_as_much(outcome, left):
+    exam = Exam(asked=22, right=3, missed={}, faults=("x: y",), repeated=3, repeated_same=3, refused=0)
+    proof = Proof(
+        seconds=9.0,
+        answer_tokens=64,
+        context_tokens=1000,
+        promised_tokens=1000,
+        free_mib=100,
+        kv_tokens=4000,
+        exam=exam if outcome == "bad-output" else None,
+        problem="x: y",
+    )
+    used = measurement((100.0,), vram_used_mib=30_000)
+    better, other = {"max-running-requests": 2}, {"max-running-requests": 3}
+    trials = [
+        trial(1, (100.0,), flags=other, measured=used),
+        trial(2, (120.0,), flags=better, measured=used),
+        trial(
+            3, (120.0,), flags=better, measured=used, proves=2, proof=proof, outcome=outcome, feasible=False
+        ),
+    ]
+    best = best_trial(STUDY, trials)
+    assert (best and best.number) == left

@@ -228,6 +228,9 @@ def test_a_target_that_is_met_ends_the_study(tool):
     assert proof["kv_tokens"] == 8192
     assert 0.9 * 1024 < proof["context_tokens"] <= 1024
     assert proof["free_mib"] > 0
+    assert not proof["exam"]["faults"]
+    assert proof["exam"]["asked"] == 0, "a simulator's words mean nothing"
+    assert proof["exam"]["repeated_same"] == proof["exam"]["repeated"] == 3
     assert "the target was reached" in ended.err
 
 
@@ -327,6 +330,21 @@ def test_a_winner_that_does_not_last_is_out_and_the_next_one_is_proven(tool):
     assert all(record["outcome"] == "unstable" for record in proofs)
     assert all(record["proof"]["problem"] for record in proofs)
     assert len({record["proves"] for record in proofs}) == len(proofs), "each of another winner"
+    best = ended.result["best"]
+    assert best is None or best["trial"] not in {record["proves"] for record in proofs}
+
+
+def test_a_winner_whose_answers_go_wrong_is_out_and_the_next_one_is_proven(tool):
+    # Sound while it is measured, and after long use no more.
+    ended = tool.simulate("--trials", "6", "--name", "s", DFLASH_SIM_FAULT="garbage-after:8")
+    proofs = [record for record in tool.trials("s").values() if record["proves"]]
+    assert len(proofs) >= 2
+    assert len({record["proves"] for record in proofs}) == len(proofs), "each of another winner"
+    for record in proofs:
+        assert record["outcome"] == "bad-output"
+        assert not record["feasible"]
+        assert any(fault.startswith("mojibake:") for fault in record["proof"]["exam"]["faults"])
+        assert "for example" in record["reason"], "an example is kept"
     best = ended.result["best"]
     assert best is None or best["trial"] not in {record["proves"] for record in proofs}
 
