@@ -110,6 +110,7 @@ def _read(
 
 def _read_trial(number: int, study: str | None, exit_status: int | None) -> Diagnosis:
     from dflash_deploy.diagnosis import diagnose as read
+    from dflash_deploy.tune.launching import values
     from dflash_deploy.tune.records import read_trials, trial_folder
     from dflash_deploy.tune.study import last_study, studies_dir
 
@@ -126,7 +127,7 @@ def _read_trial(number: int, study: str | None, exit_status: int | None) -> Diag
         )
     flags = {
         name: value
-        for name, value in (record.flags if record else {}).items()
+        for name, value in values(record.flags if record else {}).items()
         if isinstance(value, bool | int | float | str)
     }
     return read(path, exit_status=exit_status, flags=flags)

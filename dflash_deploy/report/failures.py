@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dflash_deploy.diagnosis import diagnose
 from dflash_deploy.errors import DeployError
-from dflash_deploy.profile.schema import flag_value
+from dflash_deploy.tune.launching import values
 from dflash_deploy.tune.records import Outcome, TrialRecord, trial_folder
 
 _MOST_DIAGNOSED = 12
@@ -63,7 +63,7 @@ def _diagnosis(folder: Path, trial: TrialRecord) -> tuple[str | None, str | None
     if trial.outcome not in ("failed", "unstable") or not log.is_file():
         return None, None
     try:
-        found = diagnose(log, flags={name: flag_value(value) for name, value in trial.flags.items()})
+        found = diagnose(log, flags=values(trial.flags))
     except DeployError:  # it cannot be read: its reason stands all the same
         return None, None
     root = found.root
