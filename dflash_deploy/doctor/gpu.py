@@ -84,15 +84,17 @@ def vram(subject: Subject) -> Answer | None:
     desktop_mib = sum(one.vram_mib or 0 for one in desktop)
     if foreign:
         pids = " ".join(dict.fromkeys(str(one.pid) for one in foreign))
+        where, other = _where(sized, foreign)
         return warned(
-            f"memory is held by {_told(foreign)}",
-            f"end them if they are not needed: kill {pids}",
+            f"memory{where} is held by {_told(foreign)}",
+            f"end them if they are not needed: kill {pids}{other}",
             *figures,
         )
     if desktop_mib >= _DESKTOP_MIB:
+        where, other = _where(sized, desktop)
         return warned(
-            f"the desktop holds {desktop_mib:,} MiB ({_told(desktop)})",
-            "show the desktop from another card, or end it: sudo systemctl isolate multi-user.target",
+            f"the desktop holds {desktop_mib:,} MiB{where} ({_told(desktop)})",
+            "show the desktop from another card, or end it: sudo systemctl isolate multi-user.target" + other,
             *figures,
         )
     unseen = [gpu for gpu in sized if _unseen_mib(gpu) >= _UNSEEN_MIB]
@@ -107,6 +109,17 @@ def vram(subject: Subject) -> Answer | None:
     held = [process for gpu in sized for process in gpu.processes or () if process.pid in ours]
     note = f"; {_told(held)}: a server of this tool" if held else ""
     return passed("; ".join(figures) + note)
+
+
+def _where(cards: Sequence[Gpu], processes: Sequence[GpuProcess]) -> tuple[str, str]:
+    """On which of several cards they are, and how to serve from the others."""
+    if len(cards) == 1:
+        return "", ""
+    taken = [gpu.index for gpu in cards if any(one in processes for one in gpu.processes or ())]
+    left = ",".join(str(gpu.index) for gpu in cards if gpu.index not in taken)
+    named = ",".join(map(str, taken))
+    other = f"; or serve without it: CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={left}" if left else ""
+    return f" of GPU {named}", other
 
 
 def held_by_others_mib(subject: Subject, gpu: Gpu) -> int:

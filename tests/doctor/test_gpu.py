@@ -60,6 +60,22 @@ def test_memory_of_another_program_is_told_with_its_holder():
     assert answer.fix.endswith("kill 4242")
 
 
+def test_of_several_cards_the_held_one_is_named_and_the_free_one_offered():
+    held = {"memory_used_mib": 9000, "processes": (process(4242, 8998, "blender"),)}
+    answer = checks.vram(subject(gpu(), gpu(index=1, **held)))
+    assert answer is not None
+    assert "of GPU 1" in answer.text
+    assert answer.fix is not None
+    assert answer.fix.endswith("CUDA_VISIBLE_DEVICES=0")
+    alone = checks.vram(subject(gpu(**held)))
+    assert alone is not None
+    assert "GPU 0" not in alone.text
+    assert "CUDA_VISIBLE_DEVICES" not in (alone.fix or "")
+    both = checks.vram(subject(gpu(**held), gpu(index=1, **held)))
+    assert both is not None
+    assert "CUDA_VISIBLE_DEVICES" not in (both.fix or "")
+
+
 def test_a_desktop_is_told_as_one():
     card = gpu(memory_used_mib=900, processes=(process(77, 898, "gnome-shell", desktop=True),))
     answer = checks.vram(subject(card))
