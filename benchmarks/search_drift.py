@@ -4,8 +4,9 @@
     python benchmarks/search_drift.py --seeds 1 2 --json
 
 The landscapes are those of ``search_efficiency.py``. While a study goes on, every step takes longer (heat),
-or less long (another program leaves the card), by up to 4 %. What a configuration is worth is what it comes to
-on the undisturbed machine; "behind" is how far the one that was picked is behind the best that was launched.
+or less long (another program leaves the card), by up to 4 %. What a configuration is worth is its figure
+on the undisturbed machine: "behind" is how far the picked one is behind the best that was launched, and "told
+wrong" by how much the gain over the first known setting that the study tells is off.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dataclasses import dataclass, replace
 from search_efficiency import OUTPUT_TOKENS, PROFILES, Landscape, Settings, landscape, ours, p90
 from virtual_trial import VirtualCard
 
+from dflash_deploy.tune.gain import gain
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.search import Proposal, Search
-from dflash_deploy.tune.select import best_of, proof_of
+from dflash_deploy.tune.select import KNOWN, best_of, compared, proof_of
 
 SEEDS = (7301, 7302)
 MOST = 0.04
@@ -64,26 +66,47 @@ def is_left_alone(number: int) -> float:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """Of one study."""
+
+    launched: int
+    behind: float
+    told_wrong: float | None
+
+
+@dataclass(frozen=True)
 class Row:
     """One way to judge over all landscapes."""
 
     name: str
-    launched: list[int]
-    behind: list[float]
+    played: list[Outcome]
+
+    @property
+    def behind(self) -> list[float]:
+        return [one.behind for one in self.played]
+
+    @property
+    def told_wrong(self) -> list[float]:
+        return [one.told_wrong for one in self.played if one.told_wrong is not None]
+
+    @property
+    def launched(self) -> float:
+        return statistics.median(one.launched for one in self.played)
 
     def as_json(self) -> dict[str, object]:
         return {
             "study": self.name,
-            "launched_median": statistics.median(self.launched),
+            "launched_median": self.launched,
             "behind_median": statistics.median(self.behind),
             "behind_p90": p90(self.behind),
             "wrong": sum(one > WRONG for one in self.behind),
-            "studies": len(self.behind),
+            "studies": len(self.played),
+            "told_wrong_median": statistics.median(self.told_wrong),
+            "told_wrong_p90": p90(self.told_wrong),
         }
 
 
-def behind(land: Landscape, kind: type[Search], slow: Slow, *, clocks: bool) -> tuple[int, float]:
-    """Launches of one study, and how far its pick is behind the best of them."""
+def play(land: Landscape, kind: type[Search], slow: Slow, *, clocks: bool) -> Outcome:
     profile = land.profile
     card = VirtualCard(
         profile, land.card.id, land.seed, OUTPUT_TOKENS, land.card.memory_mib, slow=slow, clocks=clocks
@@ -92,8 +115,16 @@ def behind(land: Landscape, kind: type[Search], slow: Slow, *, clocks: bool) -> 
     worth = [land.run(own(land, one)).objective or 0.0 for one in records if one.feasible and land.holds(one)]
     picked = best_of(profile, records)
     if picked is None or not worth:
-        return len(records), 0.0
-    return len(records), 1 - (land.run(own(land, picked)).objective or 0.0) / max(worth)
+        return Outcome(len(records), 0.0, None)
+    truly = land.run(own(land, picked))
+    lost = 1 - (truly.objective or 0.0) / max(worth)
+    known = next((one for one in records if one.source.startswith(KNOWN) and one.objective), None)
+    if known is None or known.number == picked.number:
+        return Outcome(len(records), lost, None)
+    goal = profile.objective.optimize
+    told = gain(*compared(profile, picked, known, records), goal)
+    true = gain(truly, land.run(own(land, known)), goal)
+    return Outcome(len(records), lost, abs(told.median - true.median) if told and true else None)
 
 
 def own(land: Landscape, record: TrialRecord) -> Settings:
@@ -108,9 +139,9 @@ def rows(lands: list[Landscape]) -> list[Row]:
             ("ours", Search, False),
             ("ours, card tells its clocks", Search, True),
         ):
-            played = [behind(land, kind, drift, clocks=clocks) for land in lands]
+            played = [play(land, kind, drift, clocks=clocks) for land in lands]
             label = f"{drift.__name__.replace('_', ' ')}: {name}"
-            found.append(Row(label, [one for one, _ in played], [lost for _, lost in played]))
+            found.append(Row(label, played))
             print(f"  {label}", file=sys.stderr)
     return found
 
@@ -128,13 +159,14 @@ def main() -> None:
         print(json.dumps({"kind": "simulated", "rows": [row.as_json() for row in found]}))
         return
     print(
-        f"{'machine: study (simulated)':50} {'launched':>8} {'behind':>7} {'p90':>7} {'wrong by > 1 %':>15}"
+        f"{'machine: study (simulated)':45} {'launched':>8} {'behind, p90':>12} {'by > 1 %':>9} "
+        f"{'told wrong':>10} {'p90':>6}"
     )
     for row in found:
         wrong = sum(one > WRONG for one in row.behind)
         print(
-            f"{row.name:50} {statistics.median(row.launched):>8.0f} {statistics.median(row.behind):>7.2%} "
-            f"{p90(row.behind):>7.2%} {wrong:>10}/{len(row.behind)}"
+            f"{row.name:45} {row.launched:>8.0f} {p90(row.behind):>12.2%} {wrong:>6}/{len(row.behind)} "
+            f"{statistics.median(row.told_wrong):>10.1%} {p90(row.told_wrong):>6.1%}"
         )
 
 

@@ -38,7 +38,7 @@ from dflash_deploy.tune.launching import shared_flags
 from dflash_deploy.tune.learned import Experience, ran_out
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.search import Proposal, Rate, Search, Stop
-from dflash_deploy.tune.select import best_of
+from dflash_deploy.tune.select import KNOWN, best_of
 from dflash_deploy.tune.space import Space, key_of, space_of, tidy
 
 PROFILES = (
@@ -51,7 +51,7 @@ PROFILES = (
     "rtx3090-single-user",
     "h200",
 )
-SEEDS = (9201, 9202, 9203, 9204)
+SEEDS = (15601, 15602, 15603, 15604)
 BUDGET = 40
 NEAR = 0.98
 OUTPUT_TOKENS = 256
@@ -154,7 +154,9 @@ def ours(
 ) -> Played:
     """The search of ``dflash-deploy tune``."""
     rate: Rate = land.rate if prior else (lambda _: None)
-    known = [Proposal(one, "known", "") for one in land.known()] if warm else []
+    known = (
+        [Proposal(one, f"{KNOWN}{number}", "") for number, one in enumerate(land.known(), 1)] if warm else []
+    )
     shared = shared_flags(land.profile, simulated=True)
     search = kind(
         land.space,

@@ -92,6 +92,14 @@ def size_pools(
         rest_gib -= _replay_bytes(settings, cells) / _GIB
     if rest_gib <= 0:
         least = 1 - free_after_load_gib / free_before_load_gib if free_before_load_gib > 0 else 1.0
+        if settings.fraction >= least:
+            # The engine says the same as below, and so advises a share that is less than the one given.
+            return Refused(
+                Stage.SIZING,
+                f"no GPU memory is left for the KV cache under --mem-fraction-static={settings.fraction}: "
+                f"weights take {least:.3f} of the card, and the recurrent state all that is allowed beyond",
+                "target KV",
+            )
         return Refused(
             Stage.SIZING,
             "Loaded weights leave no GPU memory for the KV cache under "

@@ -343,7 +343,7 @@ def repeated_line(found: Gain, goal: Goal) -> str:
 
 def versus(found: Gain, name: str, goal: Goal) -> str:
     """``faster than NAME by 3.1% (95% interval +2.0% to +4.2%)``, or that the two cannot be told apart."""
-    if not found.distinguishable:
+    if not found.distinguishable and found.low is not None:
         return f"indistinguishable from {name} ({gain_interval(found)})"
     return f"{_WORDS[goal][found.median < 0]} than {name} by {abs(found.median):.1%} ({gain_interval(found)})"
 
@@ -359,7 +359,7 @@ _WORDS: dict[Goal, tuple[str, str]] = {
 def gain_interval(found: Gain) -> str:
     """Where the true difference lies."""
     if found.low is None or found.high is None:
-        return "one round tells no interval"
+        return "in the only round, which tells no interval"
     if found.low == found.high:
         return "counted, not timed"
     # Rounded before the sign is told, for there is no -0.0 %.
