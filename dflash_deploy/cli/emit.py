@@ -58,16 +58,15 @@ def emit(
     system: Annotated[
         bool,
         typer.Option(
-            "--system/--user-manager",
+            "--system/--user",
             help="Unit for the machine's systemd, which root installs, or for your own (systemctl --user).",
         ),
     ] = True,
-    user: Annotated[
+    run_as: Annotated[
         str | None,
         typer.Option(
-            "--user",
-            metavar="NAME",
-            help="Account that runs it [default: the profile's, else one that systemd makes].",
+            metavar="ACCOUNT",
+            help="Account that runs it, with --system [default: the profile's, else one that systemd makes].",
         ),
     ] = None,
     python: Annotated[
@@ -96,10 +95,10 @@ def emit(
             fix="add --output FILE",
             exit_code=ExitCode.USAGE,
         )
-    if user is not None and not system:
+    if run_as is not None and not system:
         raise DeployError(
             "a unit of your own manager runs as you",
-            fix="leave out --user or --user-manager",
+            fix="leave out --run-as or --user",
             exit_code=ExitCode.USAGE,
         )
     if study is not None:
@@ -110,7 +109,7 @@ def emit(
         chosen,
         python=interpreter,
         manager="system" if system else "user",
-        user=user,
+        user=run_as,
         seal=configuration.seal_if_there(interpreter),
     )
     rendered = render(spec, form, image=image)

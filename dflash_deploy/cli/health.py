@@ -109,7 +109,7 @@ def health(
         bool,
         typer.Option(
             "--act",
-            help="Restart the unit when enough checks in a row found it dead; say why. For the timer.",
+            help="For the timer: restart the unit when enough checks in a row found it dead, and say why.",
         ),
     ] = False,
     timer_units: Annotated[
@@ -125,7 +125,8 @@ def health(
         bool, typer.Option("--user", help="With --timer-units: for your own manager, not the machine's.")
     ] = False,
     checks: Annotated[
-        int, typer.Option("--checks", metavar="N", min=1, max=100, help="With --act: so many in a row.")
+        int,
+        typer.Option("--checks", metavar="N", min=1, max=100, help="With --act: so many checks in a row."),
     ] = 3,
     cool_down_s: Annotated[
         float,

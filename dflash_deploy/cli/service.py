@@ -28,7 +28,7 @@ _System = Annotated[
     bool,
     typer.Option(
         "--system/--user",
-        help="Of the machine's systemd, which root changes, or of your own (systemctl --user).",
+        help="A service of the machine (for root), or of your own (systemctl --user).",
     ),
 ]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
@@ -97,7 +97,7 @@ def install(
         bool,
         typer.Option(
             "--timer/--no-timer",
-            help="Have a timer check it each minute and restart it when it is dead (see `health --act`).",
+            help="Have a timer check it each minute, and restart it when it is dead (docs/monitoring.md).",
         ),
     ] = True,
     allow_simulated: Annotated[
@@ -113,11 +113,11 @@ def install(
     dry_run: _DryRun = False,
     json: _Json = False,
 ) -> None:
-    """Install a configuration as the service's next generation.
+    """Install a tuned configuration as a service.
 
-    The new generation is started and asked for a real answer. When it does not start, or answers badly, or
-    holds more memory than planned, the generation before it is put back and started, and the reason is said;
-    the exit status is 1 then.
+    Each installation is a generation of the service: it is started and asked for a real answer. When it does
+    not start, answers badly, or holds more memory than planned, the generation before it is put back and
+    started, and the reason is told; the exit status is 1 then.
     """
     from dflash_deploy.deploy import configuration as configurations
     from dflash_deploy.deploy import installation
@@ -144,7 +144,10 @@ def install(
         raise DeployError(
             "--name is empty", fix="name the service, or leave --name out", exit_code=ExitCode.USAGE
         )
-    chosen = configurations.of_source(source, trial)
+    try:
+        chosen = configurations.of_source(source, trial)
+    except DeployError as error:
+        raise _with_persons_studies(error, source) from error
     if chosen.simulated and not allow_simulated:
         raise DeployError(
             f"{chosen.source} was simulated: no figure of it was measured on a card",
@@ -180,7 +183,7 @@ def install(
 
 @app.command("list")
 def list_services(*, system: _System = True, json: _Json = False) -> None:
-    """Services that are installed, their generations, and what has changed below them."""
+    """List services, their state, and what has changed below them."""
     from dflash_deploy.deploy.generations import root_of, stores
 
     manager = _manager(system)
@@ -198,7 +201,7 @@ def list_services(*, system: _System = True, json: _Json = False) -> None:
 
 @app.command("show")
 def show(name: _Name, *, system: _System = True, json: _Json = False) -> None:
-    """One service: every generation, what was done, what has changed below it."""
+    """Show the generations and the history of a service."""
     manager = _manager(system)
     stores = [service.store for service in _existing(name, manager, asked=False)]
     if json:
@@ -242,7 +245,7 @@ def diff(
     *,
     system: _System = True,
 ) -> None:
-    """What differs between the units of two generations."""
+    """Show what differs between the units of two generations."""
     import difflib
 
     store = _one(name, _existing(name, _manager(system), asked=False)).store
@@ -268,7 +271,7 @@ def start(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json
 
 @app.command("stop")
 def stop(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json: _Json = False) -> None:
-    """Stop a service, and see that its processes, its port and its memory are gone."""
+    """Stop a service, and see that nothing of it is left."""
     from dflash_deploy.deploy import service as services
 
     found = _existing(name, _manager(system), asked=not dry_run)[::-1]
@@ -292,7 +295,7 @@ def stop(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json:
 
 @app.command("restart")
 def restart(name: _Name, *, system: _System = True, dry_run: _DryRun = False, json: _Json = False) -> None:
-    """Stop a service, see that all is free, start it, and wait until its model answers.
+    """Restart a service and wait until its model answers.
 
     The engines of several cards are restarted one after the other.
     """
@@ -317,7 +320,10 @@ def rollback(
     dry_run: _DryRun = False,
     json: _Json = False,
 ) -> None:
-    """Go back to another generation; it is started and asked, as when it was installed."""
+    """Go back to an earlier generation (or any other).
+
+    It is started and asked, as when it was installed.
+    """
     from dflash_deploy.deploy import service as services
 
     service = _one(name, _existing(name, _manager(system), asked=not dry_run))
@@ -330,7 +336,7 @@ def rollback(
 
 @app.command("uninstall")
 def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) -> None:
-    """Stop a service and take away its unit, its timer and all its generations.
+    """Take a service away: its unit, its timer, its generations.
 
     What it fetched and compiled (its cache) stays, and is named; models and environments are never touched.
     """
@@ -370,6 +376,29 @@ def _router_folder(service: Service) -> Path | None:
         return None
     folder = Path(generation.argv[0]).parents[1]
     return folder if is_own_place(folder) else None
+
+
+def _with_persons_studies(error: DeployError, source: str | None) -> DeployError:
+    """With sudo, a study that is not root's may be that of the person who typed it."""
+    import os
+    import pwd
+    from contextlib import suppress
+    from shlex import quote
+
+    person = os.environ.get("SUDO_USER")
+    if error.exit_code is not ExitCode.MISSING or person is None or (source is not None and "/" in source):
+        return error
+    with suppress(KeyError, OSError):
+        folder = Path(pwd.getpwnam(person).pw_dir) / ".local" / "state" / "dflash-deploy" / "studies"
+        found = [path.parent for path in folder.glob(f"{source or '*'}/study.json")]
+        if found:
+            newest = max(found, key=lambda path: path.stat().st_mtime)
+            return DeployError(
+                f"{error.message}; studies of {person} are in {folder}",
+                fix=f"sudo dflash-deploy service install --from {quote(str(newest))}",
+                exit_code=ExitCode.MISSING,
+            )
+    return error
 
 
 def _manager(system: bool) -> Manager:

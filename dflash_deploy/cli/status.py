@@ -38,10 +38,11 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C (see --every).")
     ] = False,
     every_s: Annotated[
-        float, typer.Option("--every", metavar="S", min=0.5, max=3600, help="With --watch: so often.")
+        float,
+        typer.Option("--every", metavar="S", min=0.5, max=3600, help="With --watch: look every S seconds."),
     ] = 2.0,
     times: Annotated[
-        int | None, typer.Option("--times", metavar="N", min=1, help="With --watch: end after so many.")
+        int | None, typer.Option("--times", metavar="N", min=1, help="With --watch: end after N looks.")
     ] = None,
     json: Annotated[
         bool,

@@ -153,7 +153,7 @@ def test_a_file_is_shown_written_and_replaced_only_on_demand(study: Path, tmp_pa
 
 
 def test_a_unit_for_ones_own_manager_has_no_user_and_none_of_the_machines_hardening(study: Path):
-    unit = systemd.settings(emit("--user-manager").stdout)
+    unit = systemd.settings(emit("--user").stdout)
     assert unit["WantedBy"] == ["default.target"]
     assert not {"User", "DynamicUser", "ProtectSystem"} & set(unit)
 
@@ -161,7 +161,7 @@ def test_a_unit_for_ones_own_manager_has_no_user_and_none_of_the_machines_harden
 def test_the_account_is_the_profiles_or_the_one_given(tmp_path: Path):
     write_study(tmp_path / "s", trial(0, 1.0), overrides=("service.user=serve",))
     assert systemd.settings(emit(tmp_path / "s").stdout)["User"] == ["serve"]
-    assert systemd.settings(emit(tmp_path / "s", "--user", "me").stdout)["User"] == ["me"]
+    assert systemd.settings(emit(tmp_path / "s", "--run-as", "me").stdout)["User"] == ["me"]
 
 
 def test_an_open_address_goes_with_its_key_file(tmp_path: Path):
@@ -184,9 +184,9 @@ def test_an_open_address_goes_with_its_key_file(tmp_path: Path):
         (["mine", "--output", "~nobody-of-this-name/x"], 2, "no such home folder"),
         (["mine", "--dry-run"], 2, "--output FILE"),
         (["mine", "--force"], 2, "--output FILE"),
-        (["mine", "--user-manager", "--user", "me"], 2, "leave out --user"),
+        (["mine", "--user", "--run-as", "me"], 2, "leave out --run-as"),
         ([""], 2, "expected a path"),
-        (["mine", "--user", "root\nx"], 3, "user's name"),
+        (["mine", "--run-as", "root\nx"], 3, "user's name"),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_message(study: Path, arguments, status: int, said: str):

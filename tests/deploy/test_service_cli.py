@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.cli.service import _with_persons_studies
+from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.paths import data_dir, state_dir
 
 from .test_emit import trial, write_study
@@ -107,3 +110,23 @@ def test_a_service_with_a_damaged_generation_is_shown_with_what_can_be_read():
     assert done.stdout.count("is no record that this tool reads") == 2
     listed = json.loads(service("list", "--user", "--json").stdout)["services"]
     assert [one["generations"] for one in listed] == [[1, 2]]
+
+
+def test_with_sudo_a_persons_own_study_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("older", "newer"):
+        folder = tmp_path / ".local" / "state" / "dflash-deploy" / "studies" / name
+        folder.mkdir(parents=True)
+        (folder / "study.json").touch()
+    os.utime(tmp_path / ".local/state/dflash-deploy/studies/older/study.json", (0, 0))
+    entry = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.struct_passwd((*entry[:5], str(tmp_path), entry[6])))
+    monkeypatch.setenv("SUDO_USER", "somebody")
+    missing = DeployError("there is no study", exit_code=ExitCode.MISSING)
+    for source, study in ((None, "newer"), ("older", "older")):
+        assert f"--from {tmp_path}/.local/state/dflash-deploy/studies/{study}" in str(
+            _with_persons_studies(missing, source).fix
+        )
+    assert _with_persons_studies(missing, "absent") is missing
+    assert _with_persons_studies(missing, "/a/folder") is missing
+    monkeypatch.delenv("SUDO_USER")
+    assert _with_persons_studies(missing, None) is missing

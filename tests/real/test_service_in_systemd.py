@@ -211,7 +211,7 @@ def test_a_key_is_seen_nowhere_and_health_has_it_all_the_same(box: Path):
         mkdir -m 700 /opt/closed; cp -r /box/env /opt/closed/
         install keyed --python /opt/closed/env/bin/python > /box/closed 2>&1; echo $? > /box/status
         ls -d /var/lib/dflash-deploy/services 2>/dev/null && exit 10
-        eval "$(sed -n 's/^  fix: //p' /box/closed | sed 's/; or --run-as.*//')" || exit 19
+        eval "$(sed -n 's/^  fix: //p' /box/closed | sed 's/; or install.*//')" || exit 19
         install keyed --python /opt/closed/env/bin/python --dry-run > /dev/null || exit 20
         install keyed > /box/said 2>&1 || { cat /box/said; exit 11; }
         cat /proc/*/cmdline /proc/*/environ 2>/dev/null | tr '\\0' ' ' > /box/processes
