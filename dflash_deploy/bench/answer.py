@@ -17,6 +17,7 @@ _BYTES_A_CHUNK = 64
 """That a chunk takes beside its text."""
 
 _MOST_TOOL_CALLS = 64
+_MOST_PARTS = 64
 _DONE = b"[DONE]"
 _DATA = b"data: "
 _TEXTS = ("content", "reasoning_content", "reasoning")
@@ -129,6 +130,10 @@ class Answer:
             raise Failure("broken", f"broken JSON in the stream: {excerpt(data)}") from None
         if not isinstance(event, dict):
             raise Failure("broken", f"an event that is no object: {excerpt(data)}")
+        # Most tell it by the first, older vLLM by the second.
+        wrong = event.get("error") or (event if event.get("object") == "error" else None)
+        if wrong:
+            raise Failure("server", f"error in the stream: {excerpt(json.dumps(wrong).encode())}")
         choices = event.get("choices")
         if isinstance(choices, list) and choices and isinstance(choices[0], dict):
             text = self._choice(choices[0])
@@ -137,8 +142,6 @@ class Answer:
                 if self._forms_left and piece == b"%s%s\n\n" % (_DATA, data):
                     self._forms_left -= 1
                     self._form = _Form.of(piece, event, text)
-        elif event.get("error"):
-            raise Failure("server", f"error in the stream: {excerpt(json.dumps(event['error']).encode())}")
         if event.get("usage") is not None or event.get("sglext") is not None:
             self._facts(event)
 
@@ -159,9 +162,9 @@ class Answer:
             return ""
         calls = delta.get("tool_calls")
         written = self._calls(calls) if isinstance(calls, list) else ""
-        content, *thoughts = (delta.get(key) for key in _TEXTS)
+        content, *thoughts = (_text(delta.get(key)) for key in _TEXTS)
         thought = next(filter(None, thoughts), None)
-        return "".join(part for part in (thought, content, written) if isinstance(part, str))
+        return "".join(filter(None, (thought, content, written)))
 
     def _calls(self, calls: list[object]) -> str:
         written = ""
@@ -194,6 +197,17 @@ class Answer:
         spec = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
         if isinstance(spec, dict):
             self.spec = spec
+
+
+def _text(value: object) -> str | None:
+    """Text as it stands, or in parts, as Mistral's models give their thoughts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return None
+    parts = [part for part in value[:_MOST_PARTS] if isinstance(part, dict)]
+    texts = [part.get("text") or part.get("thinking") for part in parts]
+    return "".join(text if isinstance(text, str) else _text(text) or "" for text in texts)
 
 
 def _simulated_times(value: object) -> Times | None:

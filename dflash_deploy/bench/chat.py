@@ -14,6 +14,9 @@ from dflash_deploy.bench.measurement import RequestResult, ToolCall
 from dflash_deploy.bench.transport import Address, Exchange, Failure, Patience, Reader, connect
 from dflash_deploy.bench.workloads import Prompt
 
+_GIVEN_UP = frozenset({"abort", "error", "cancelled"})
+"""What engines say of an answer that they ended before its time."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -219,6 +222,8 @@ def _scaled(failure: Failure | None, patience: Patience, time_scale: float) -> F
 
 
 def _what_is_missing(answer: Answer, estimate_tokens: bool) -> Failure | None:
+    if answer.finish_reason in _GIVEN_UP:
+        return Failure("server", f"the server gave the answer up: finish_reason {answer.finish_reason}")
     if not answer.done and answer.finish_reason is None:
         return Failure("cut", "stream cut: it ended without [DONE]")
     if answer.output_tokens is None and not (estimate_tokens and answer.pieces):

@@ -11,7 +11,10 @@ class TooLongError(ValueError):
 
 
 class EventReader:
-    """Turns bytes into the ``data`` of events; other fields and comments are skipped."""
+    """Turns bytes into the ``data`` of events; other fields and comments are skipped.
+
+    But for ``error``, which llama.cpp has: it comes as the data of an event that tells of one.
+    """
 
     def __init__(self) -> None:
         self._tail = b""
@@ -60,4 +63,6 @@ class EventReader:
                 if self._size > MAX_EVENT_BYTES:
                     raise TooLongError("an event without an end")
                 self._data.append(value)
+            elif line.startswith(b"error:"):
+                events.append(b'{"error":%s}' % line[6:])
         return events

@@ -120,6 +120,19 @@ def test_thoughts_and_calls_count_as_well_as_text():
     assert result.finish_reason == "tool_calls"
 
 
+def test_texts_in_parts_are_texts():
+    thought = [{"type": "thinking", "thinking": [{"type": "text", "text": "Let me see. "}]}]
+    events = (
+        delta(content=thought),
+        delta(content=[{"type": "text", "text": "Yes, "}, {"type": "text", "text": "it is."}]),
+        delta(content=[{"type": "image_url"}, "nonsense", 7]),
+    )
+    with serving(Script(events=events, wait_s=0.01)) as (url, _):
+        result = one(url)
+    assert result.error is None
+    assert result.text.startswith("Let me see. Yes, it is.")
+
+
 def test_what_the_server_says_of_an_answer_is_kept():
     usage = {
         "prompt_tokens": 7,
@@ -160,6 +173,10 @@ def test_a_server_that_does_not_count_is_refused_or_marked():
         (Script(done=False), "cut"),
         (Script(raw=b"data: {nonsense\n\n"), "broken"),
         (Script(raw=b'data: {"error": {"message": "no memory"}}\n\n'), "server"),
+        (Script(raw=b'data: {"choices": [{"delta": {}}], "error": {"message": "no memory"}}\n\n'), "server"),
+        (Script(raw=b'data: {"object": "error", "message": "no memory"}\n\n'), "server"),
+        (Script(raw=b'error: {"code": 500, "message": "no memory"}\n\n'), "server"),
+        (Script(events=(delta(content="a"), {"choices": [{"finish_reason": "abort"}]})), "server"),
         (Script(status="429 Too Many Requests", body=b"slow down"), "busy"),
         (Script(status="503 Service Unavailable", body=b"loading"), "busy"),
         (Script(status="401 Unauthorized", body=b"key"), "denied"),
