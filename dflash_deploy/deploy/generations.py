@@ -26,7 +26,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import psutil
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_deploy import paths
@@ -36,6 +35,7 @@ from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
 from dflash_deploy.lock import exclusive
 from dflash_deploy.profile.schema import FlagSetting, Notify
+from dflash_deploy.server.processes import Identity, alive
 
 SYSTEM_ROOT = Path("/var/lib/dflash-deploy/services")
 _LARGEST_BYTES = 8 << 20
@@ -110,13 +110,14 @@ class PendingChange(_Record):
         before: the generation that was current, None for none.
         after: the one that is to be, None when the service is taken away.
         running: the service ran when the change began.
+        process: that works on it.
     """
 
     operation: Operation
     before: int | None
     after: int | None
     running: bool
-    process: int
+    process: Identity
 
     @property
     def words(self) -> str:
@@ -275,12 +276,9 @@ class Store:
         """A change that a command works on right now; None also where one was cut short."""
         try:
             change = self.pending()
-            written_s = (self.folder / "change.json").stat().st_mtime
-            # The number may have been given to another process since.
-            same = change is not None and psutil.Process(change.process).create_time() <= written_s + 1
-        except (DeployError, OSError, psutil.Error):
+        except DeployError:
             return None
-        return change if same else None
+        return change if change is not None and alive(change.process) else None
 
     def end(self, event: Event) -> None:
         """The change has come to its end, one way or the other."""

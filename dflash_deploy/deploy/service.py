@@ -35,6 +35,7 @@ from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular, write_atomic
 from dflash_deploy.machine.gpu import read_gpus
 from dflash_deploy.server.ports import holder_of
+from dflash_deploy.server.processes import Identity, identity_of
 
 _UNIT_LIMIT_BYTES = 4 << 20
 _GONE_S = 30.0
@@ -526,9 +527,8 @@ def _why_not_started(service: Service) -> str:
 
 
 def _pending(operation: Operation, before: int | None, after: int | None, *, running: bool) -> PendingChange:
-    return PendingChange(
-        operation=operation, before=before, after=after, running=running, process=os.getpid()
-    )
+    process = identity_of(os.getpid()) or Identity(os.getpid(), 0)
+    return PendingChange(operation=operation, before=before, after=after, running=running, process=process)
 
 
 def base_url(generation: Generation) -> str:

@@ -24,7 +24,7 @@ def act(unit: UnitState, seen: Health, policy: evidence.Policy) -> tuple[str, ..
     """
     store = Store(root_of(unit.manager) / unit.service, unit.service)
     if (change := store.under_way()) is not None:
-        return (f"nothing is done: {change.words} is under way (process {change.process})",)
+        return (f"nothing is done: {change.words} is under way (process {change.process.pid})",)
     known = installed(unit)
     notify = known.notify if known is not None else None
     now_s = time.time()

@@ -12,6 +12,7 @@ import pytest
 from dflash_deploy.deploy.generations import Generation, PendingChange, Store, root_of
 from dflash_deploy.deploy.versions import Versions
 from dflash_deploy.profile.schema import Notify
+from dflash_deploy.server.processes import Identity, identity_of
 from dflash_deploy.watch import history
 from dflash_deploy.watch.health import act, evidence
 from dflash_deploy.watch.health.verdict import Figure, Health, Layer, Verdict
@@ -54,14 +55,16 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_nothing_is_done_while_a_command_changes_the_service(store: Store, restarted: list[str]):
-    change = PendingChange(operation="install", before=1, after=2, running=True, process=os.getpid())
+    change = PendingChange(
+        operation="install", before=1, after=2, running=True, process=identity_of(os.getpid())
+    )
     store.begin(change)
     (said,) = act.act(UNIT, DEAD, POLICY)
     assert said == f"nothing is done: install of generation 2 is under way (process {os.getpid()})"
     assert restarted == []
     assert not evidence.state_folder().exists()
     # One that was cut short keeps nothing from being mended.
-    store.begin(change.model_copy(update={"process": 2**22 + 1}))
+    store.begin(change.model_copy(update={"process": Identity(os.getpid(), 0)}))
     assert "restarting" in act.act(UNIT, DEAD, POLICY)[0]
     assert restarted == [UNIT.name]
 
