@@ -21,6 +21,7 @@ from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.gpu import read_gpus
 from dflash_deploy.serving_env import router as router_env
+from dflash_deploy.serving_env.patches.choices import VARIABLE, bmm_choices
 
 Make = Callable[[int], tuple[Generation, str, str | None]]
 
@@ -78,6 +79,10 @@ def engines(wanted: Wanted, *, behind: bool, tell: Tell) -> list[Step]:
     """
     seal = seal_of(wanted.python)
     chosen = wanted.configuration
+    backend = chosen.profile.env.get(VARIABLE)
+    if backend is not None:
+        # Measured where the environment was patched; elsewhere the service would silently take another.
+        bmm_choices(wanted.python).require(backend)
     if seal.version != chosen.engine_version:
         tell(
             f"note: {chosen.source} is for SGLang {chosen.engine_version}, and {wanted.python} has "

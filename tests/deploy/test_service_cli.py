@@ -15,6 +15,12 @@ import pytest
 from dflash_deploy.cli.service import _with_persons_studies
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.paths import data_dir, state_dir
+from dflash_deploy.serving_env.patches.bmm import to_measure
+from dflash_deploy.serving_env.patches.choices import PATCH
+from dflash_deploy.serving_env.patches.description import load_patch
+from dflash_deploy.serving_env.patches.operations import apply
+from dflash_deploy.serving_env.patches.tree import find_tree
+from tests.serving_env.patches.trees import FP8, FP8_SOURCE
 
 from .test_emit import trial, write_study
 
@@ -57,6 +63,22 @@ def test_what_would_be_installed_is_shown_and_nothing_written(python: Path):
     assert "0.5.23" in done.stdout
     assert "would write generation 1" in done.stderr
     assert not (data_dir() / "services").exists()
+
+
+def test_a_back_end_that_the_environment_does_not_read_is_no_service(python: Path):
+    """It was tuned in an environment that was patched for it."""
+    chosen = ("env.DFLASH_BMM_FP8_BACKEND=cudnn",)
+    write_study(state_dir() / "studies" / "mine", trial(0, 150.0), overrides=chosen)
+    module = python.parents[1] / "lib/python3.11/site-packages" / FP8
+    module.parent.mkdir(parents=True)
+    module.write_text(FP8_SOURCE)
+    words = ("install", "--user", "--from", "mine", "--python", python, "--dry-run")
+    refused = service(*words)
+    assert refused.returncode == ExitCode.MISSING
+    assert "DFLASH_BMM_FP8_BACKEND=cudnn would do nothing here" in refused.stderr
+    assert "fix: dflash-deploy patch apply bmm-fp8-backend" in refused.stderr
+    apply(load_patch(PATCH), find_tree(python), {"backend": "cublas"}, decision=to_measure())
+    assert "would do nothing" not in service(*words).stderr
 
 
 def test_without_a_manager_to_talk_to_nothing_is_left_behind(python: Path):

@@ -230,7 +230,7 @@ def test_adopting_killed_at_any_step_or_on_a_full_disk(tiny, tool: Tool, tmp_pat
     words = ["env", "create", "ours", "--path", str(theirs)]
     whole = steps_until_death(1_000_000, *words)
     assert whole is not None
-    for step in range(0, whole, 3):
+    for step in range(0, whole, 4):
         assert tool("env", "remove", "ours").returncode == 0
         assert steps_until_death(step, *words) is None, step
         found = find_environment("ours")
