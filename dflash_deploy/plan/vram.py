@@ -477,7 +477,7 @@ def _unknown(target: ModelCard, draft: ModelCard | None, settings: Settings, fla
     if settings.method in ("own-shape", "target-shaped") and draft is None:
         found.append("nothing is known of the draft: its weights and its KV cache are not counted")
     if settings.target_kv_bytes < 1:
-        found.append("the KV cache of four bits has workspaces of its own, which are not counted")
+        found.append("where attention reads a KV cache of four bits as it is, less is needed than is counted")
     if flags.get("enable-torch-compile") is True and settings.graph_batches:
         found.append("torch.compile takes memory of its own for each captured batch, which is not counted")
     return tuple(found)

@@ -94,6 +94,7 @@ def test_a_good_setting_is_left_alone():
         ("kv-by-checkpoint", case("kv-cache-dtype")),
         ("attention-backend", case(attention_backend="fa3")),
         ("attention-backend", case(attention_backend="trtllm_mha")),
+        ("fp4-gemm-card", case(fp4_gemm_backend="flashinfer_trtllm")),
         ("linear-backend-float32", case("mamba-ssm-dtype", linear_attn_decode_backend="flashinfer")),
         ("steps-ignored", case(speculative_num_steps=3)),
         ("ratio-ignored", case(mamba_full_memory_ratio=4.21)),
@@ -120,6 +121,10 @@ def test_a_good_setting_is_left_alone():
             replace(case(mm_feature_transport="cuda_ipc"), model=replace(HYBRID, vision=True)),
         ),
         ("language-only", case(language_only=True)),
+        (
+            "fp8-gemm-card",
+            replace(case(fp8_gemm_backend="deep_gemm"), model=replace(HYBRID, path="q/model-FP8")),
+        ),
         ("nvfp4-card", replace(case(), compute_capability="8.9")),
         ("awq-on-ada", replace(case(), compute_capability="8.9", model=replace(HYBRID, path="q/x-AWQ"))),
         ("unified-fraction", replace(case(), unified=True)),

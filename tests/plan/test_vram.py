@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy.checkpoint.cards import ModelCard, load_model_card
@@ -500,6 +500,36 @@ def test_a_larger_card_holds_no_fewer_tokens(flags: Flags, memory_mib: int):
     small = plan(flags, draft=draft, card_memory_mib=memory_mib)
     large = plan(flags, draft=draft, card_memory_mib=memory_mib + 1_000)
     assert large.kv_tokens >= small.kv_tokens
+
+
+DEARER = [
+    ("mem-fraction-static", 0.9, 0.8),
+    ("kv-cache-dtype", "fp8_e4m3", "bf16"),
+    ("kv-cache-dtype", "nvfp4", "fp8_e4m3"),
+    ("mamba-ssm-dtype", "bfloat16", "float32"),
+    ("max-mamba-cache-size", 24, 32),
+    ("max-running-requests", 2, 4),
+    ("speculative-num-draft-tokens", 4, 8),
+    ("language-model-only", True, False),
+    ("mm-feature-transport", "cpu", "cuda_ipc"),
+]
+
+
+@pytest.mark.parametrize("change", DEARER, ids=lambda change: f"{change[0]} {change[2]}")
+@settings(max_examples=15, deadline=None)
+@given(FLAGS, st.integers(28_000, 100_000), st.sampled_from(["0.5.16", "0.5.18", "0.5.20", "0.5.23"]))
+def test_what_costs_memory_leaves_no_more_tokens(
+    change: tuple[str, object, object], flags: Flags, memory_mib: int, version: str
+):
+    flag, cheap, dear = change
+    # With a number of slots left to the engine, tokens go up and down with each slot that fits.
+    flags = {"mem-fraction-static": 0.85, "max-mamba-cache-size": 24, "max-running-requests": 4, **flags}
+    draft = {"DFLASH": DFLASH2, "NEXTN": MTP}.get(flags.get("speculative-algorithm"))
+    few, many = (
+        plan({**flags, flag: value}, draft=draft, card_memory_mib=memory_mib, version=version)
+        for value in (dear, cheap)
+    )
+    assert few.certain or few.kv_tokens <= many.kv_tokens
 
 
 def test_a_budget_is_a_value():

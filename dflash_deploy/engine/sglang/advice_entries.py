@@ -98,6 +98,30 @@ def _wrong_backend(case: Case) -> str | None:
     return None
 
 
+_FP8_GEMM_MAJORS = {
+    "flashinfer_trtllm": (10,),
+    "flashinfer_cutlass": (10, 12),
+    "flashinfer_deepgemm": (9,),
+    "deep_gemm": (9, 10),
+    "cutlass": (12,),
+}
+"""Cards that each back end of block-FP8 products runs on, by compute capability."""
+
+_FP4_GEMM_MAJORS = {
+    "flashinfer_trtllm": (10,),
+    "flashinfer_cutedsl": (10,),
+    "flashinfer_cutlass": (10, 12),
+    "flashinfer_cudnn": (10, 12),
+}
+
+
+def _wrong_gemm(case: Case, flag: str, majors: Mapping[str, tuple[int, ...]], word: str) -> bool:
+    """The back end of a product that the checkpoint needs does not run on the card."""
+    chosen = majors.get(case.text(flag))
+    needed = word in case.model.path.casefold()
+    return chosen is not None and needed and case.architecture is not None and case.architecture not in chosen
+
+
 ENTRIES: tuple[Entry, ...] = (
     # The server would not start
     Entry(
@@ -281,6 +305,30 @@ ENTRIES: tuple[Entry, ...] = (
             "decode-attention-backend": None,
             "prefill-attention-backend": None,
         },
+    ),
+    Entry(
+        "fp8-gemm-card",
+        Weight.REFUSED,
+        lambda c: _wrong_gemm(c, "fp8-gemm-backend", _FP8_GEMM_MAJORS, "fp8"),
+        lambda c: (
+            f"{c.text('fp8-gemm-backend')} has no FP8 products for this card: the checkpoint does not load so"
+        ),
+        "none: auto takes cutlass on an RTX 50 card and triton or DeepGEMM elsewhere",
+        "dispatch of block-FP8 products in SGLang 0.5.16 to 0.5.23",
+        {"fp8-gemm-backend": None},
+        stage=Stage.LOAD,
+    ),
+    Entry(
+        "fp4-gemm-card",
+        Weight.WRONG,
+        lambda c: _wrong_gemm(c, "fp4-gemm-backend", _FP4_GEMM_MAJORS, "nvfp4"),
+        lambda c: (
+            f"{c.text('fp4-gemm-backend')} has no FP4 products for this card: the first pass through the "
+            "model ends the server"
+        ),
+        "none: auto takes flashinfer_cutlass on an RTX 50 card and Marlin on older ones",
+        "choice of FP4 products in SGLang 0.5.23; the cards that FlashInfer's products name",
+        {"fp4-gemm-backend": None},
     ),
     Entry(
         "nvfp4-card",
