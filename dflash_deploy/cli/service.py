@@ -340,6 +340,8 @@ def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) 
 
     What it fetched and compiled (its cache) stays, and is named; models and environments are never touched.
     """
+    from shlex import join
+
     from dflash_deploy.deploy import service as services
     from dflash_deploy.deploy.timer import timer_of
 
@@ -362,6 +364,8 @@ def uninstall(name: _Name, *, system: _System = True, dry_run: _DryRun = False) 
                 f"kept: {cache} (fetched models, compiled kernels)\n"
                 f"  to remove it: rm -rf {cache.resolve()} {cache}"
             )
+        for path in services.kept_changes(service):
+            typer.echo(f"kept: {path} (changes of your own)\n  to remove it: {join(['rm', '-r', str(path)])}")
         if router is not None:
             typer.echo(f"kept: {router} (the router's environment)\n  to remove it: rm -rf {router}")
 

@@ -246,6 +246,11 @@ def uninstall(service: Service) -> None:
         _take_away(service)
 
 
+def kept_changes(service: Service) -> tuple[Path, ...]:
+    """A person's own files beside the unit, which nothing here takes away."""
+    return tuple(sorted(service.unit_dir.glob(f"{service.unit}.*")))
+
+
 def mend(service: Service) -> None:
     """Bring a change that was cut short to an end; to be called with the lock held.
 

@@ -236,6 +236,18 @@ def test_a_unit_that_somebody_else_wrote_is_left_alone(box: Service, machine: Ma
     assert not box.store.folder.parent.parent.exists()
 
 
+def test_what_a_person_put_beside_the_unit_stays_and_is_named(box: Service, machine: Machine):
+    service.install(box, make, start=True)
+    assert service.kept_changes(box) == ()
+    drop_in = box.unit_dir / f"{box.unit}.d" / "override.conf"
+    drop_in.parent.mkdir()
+    drop_in.touch()
+    mine = box.unit_path.with_name(f"{box.unit}.mine")
+    mine.touch()
+    service.uninstall(box)
+    assert service.kept_changes(box) == (drop_in.parent, mine)
+
+
 def test_a_unit_that_was_changed_by_hand_is_not_lost_to_a_rollback(box: Service, machine: Machine):
     for _ in range(2):
         service.install(box, make, start=True)
