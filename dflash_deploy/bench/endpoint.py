@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dflash_deploy.bench.transport import Address
 from dflash_deploy.engine.sglang import http
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.files import read_regular
@@ -50,8 +51,15 @@ def discover(url: str, *, model: str | None = None, api_key: str | None = None) 
         url: its address, with or without ``/v1`` or the whole of ``/v1/chat/completions``.
         model: name to ask for; None takes the first that the server names.
         api_key: of the server.
+
+    Raises:
+        DeployError: the address is none.
     """
     base_url = url.strip().rstrip("/").removesuffix("/chat/completions").removesuffix("/v1").rstrip("/")
+    try:
+        Address.parse(base_url)
+    except ValueError as error:
+        raise no_address(error) from None
     named = model or http.served_model(base_url, timeout_s=_ASK_S, api_key=api_key)
     info = http.server_info(base_url, timeout_s=_ASK_S, api_key=api_key)
     known = info is not None and (info.kv_tokens is not None or info.version is not None)
@@ -65,6 +73,13 @@ def discover(url: str, *, model: str | None = None, api_key: str | None = None) 
         time_scale=simulator.time_scale if simulator else 1.0,
         context_tokens=info.context_tokens if info else None,
         simulated=simulator is not None,
+    )
+
+
+def no_address(error: ValueError) -> DeployError:
+    """What is told of an address that is none."""
+    return DeployError(
+        str(error), fix="give an address like http://127.0.0.1:30000", exit_code=ExitCode.USAGE
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.endpoint import Endpoint, no_address
 from dflash_deploy.bench.load import Player
 from dflash_deploy.bench.measurement import ErrorKind
 from dflash_deploy.bench.play import ProtocolResult, player_of, run_protocol
@@ -142,7 +142,7 @@ def player_at(endpoint: Endpoint, protocol: Protocol, options: Options) -> Playe
             endpoint, protocol, _counting(endpoint, options), prompts_of(protocol, options, _MOST_PROMPTS)
         )
     except ValueError as error:
-        raise _no_address(error) from None
+        raise no_address(error) from None
 
 
 def examined_run(
@@ -183,7 +183,7 @@ def _played(
     try:
         played = run_protocol(endpoint, protocol, options, gpu=gpu, on_progress=tell, on_level=on_level)
     except ValueError as error:
-        raise _no_address(error) from None
+        raise no_address(error) from None
     kinds = {kind for level in played.levels for kind in level.figures.errors}
     answered = any(level.figures.ttft_s is not None for level in played.levels)
     if kinds == {"refused"} and not answered and endpoint.extras and not played.interrupted:
@@ -205,12 +205,6 @@ def _described(name: str, played: ProtocolResult, *, read_text: bool) -> Run:
 def _counting(endpoint: Endpoint, options: Options) -> Options:
     """A server of another kind may not count its tokens; that is then told with the figures."""
     return replace(options, estimate_tokens=options.estimate_tokens or endpoint.engine is None)
-
-
-def _no_address(error: ValueError) -> DeployError:
-    return DeployError(
-        str(error), fix="give an address like http://127.0.0.1:30000", exit_code=ExitCode.USAGE
-    )
 
 
 def _simulated_mib(endpoint: Endpoint) -> int | None:

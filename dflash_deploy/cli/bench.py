@@ -9,7 +9,7 @@ import typer
 from typer import Context
 from typer.core import TyperGroup
 
-from dflash_deploy.cli.options import AsJson, Form, Format, ResultOut
+from dflash_deploy.cli.options import AsJson, Form, Format, ResultOut, tell
 from dflash_deploy.errors import ExitCode
 
 _HERE = "http://127.0.0.1:30000"
@@ -123,8 +123,8 @@ def run(
     """Measure a running server: speed, waiting, and whether its answers are sound.
 
     Any server with OpenAI's chat interface will do: SGLang, vLLM, llama.cpp, Ollama, LM Studio. Tokens are
-    those that the server counts, never events of the stream. Exits with 1 when requests failed or answers are
-    wrong. Ctrl-C keeps what had been measured, and exits with 130.
+    those that the server counts, never events of the stream. Exits with 1 when requests failed, answers are
+    wrong or nothing could be measured. Ctrl-C keeps what had been measured, and exits with 130.
     """
     from urllib.parse import urlsplit
 
@@ -154,9 +154,9 @@ def run(
     if out is not None:
         check_writable(out)
 
-    def tell(text: str) -> None:
+    def progress(text: str) -> None:
         if not quiet:
-            typer.echo(shown(text), err=True)
+            tell(shown(text))
 
     def write(result: ResultFile) -> None:
         if out is not None and any(run.loads for run in result.runs):
@@ -167,7 +167,7 @@ def run(
             write(result)
         except OSError as error:
             # Room may be made until the end, and what is measured is not given up for it.
-            typer.echo(f"{out} cannot be written now: {error.strerror or error}", err=True)
+            tell(f"{out} cannot be written now: {error.strerror or error}")
 
     key = read_api_key(api_key_file)
     with stop_once():
@@ -185,7 +185,7 @@ def run(
                 gpu=look,
                 exam=exam,
                 read_text=check_output,
-                tell=tell,
+                tell=progress,
                 keep=keep,
             )
         else:
@@ -198,7 +198,7 @@ def run(
                 most_rounds=most_rounds,
                 machine=machine,
                 read_text=check_output,
-                tell=tell,
+                tell=progress,
             )
         said = redacted(result) if redact else result
         chosen_form = Format.JSON if json else form
@@ -214,7 +214,7 @@ def run(
     if result.interrupted:
         typer.echo("cut short: this is what had been measured", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if any(one.outcome != "served" for one in result.runs):
+    if any(one.outcome != "served" or not one.loads for one in result.runs):
         raise typer.Exit(ExitCode.FAILED)
 
 

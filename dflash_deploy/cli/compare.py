@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_deploy.cli.options import AsJson, Form, Format, Python, ResultOut
+from dflash_deploy.cli.options import AsJson, Form, Format, Python, ResultOut, tell
 from dflash_deploy.errors import ExitCode
 
 _SIMULATED_SPEED = 100.0
@@ -144,10 +144,10 @@ def compare(
                 name=name,
             )
             folder, record, rig = begin(wanted, place)
-        typer.echo(f"comparison {record.name} in {folder}", err=True)
+        tell(f"comparison {record.name} in {folder}")
         try:
             with locked(folder):
-                run_all(folder, record, rig, lambda text: typer.echo(shown(text), err=True))
+                run_all(folder, record, rig, lambda text: tell(shown(text)))
         except KeyboardInterrupt:
             interrupted = True
         result = result_of(folder, record)

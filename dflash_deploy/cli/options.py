@@ -1,4 +1,4 @@
-"""Options that mean the same in several commands."""
+"""What means the same in several commands: options, and how progress is told."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ Python = Annotated[
         "else that of the environment chosen with `env use`."
     ),
 ]
+
+
+def tell(text: str) -> None:
+    """Say what is going on. Where that cannot be written, what is being measured goes on all the same."""
+    try:
+        typer.echo(text, err=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -175,6 +176,7 @@ def test_the_key_comes_from_a_private_file_and_stays_out_of_results(tmp_path):
     [
         (["http://127.0.0.1:9"], ExitCode.UNAVAILABLE, "nobody answers"),
         (["no-address"], ExitCode.USAGE, "http://127.0.0.1:30000"),
+        (["http://[::1"], ExitCode.USAGE, "http://127.0.0.1:30000"),
         (["--rate", "1"], ExitCode.USAGE, "goes in rounds"),
     ],
 )
@@ -294,6 +296,34 @@ def test_a_disk_without_room_costs_the_file_and_not_the_figures(tmp_path):
     assert f"error: {out}" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not out.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+def test_progress_that_cannot_be_written_costs_no_figures():
+    with serving(SOUND) as (url, _), Path("/dev/full").open("w") as full:
+        command = [
+            sys.executable,
+            "-m",
+            "dflash_deploy",
+            "bench",
+            url,
+            "--rounds",
+            "1",
+            "--output-tokens",
+            "44",
+        ]
+        ended = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60
+        )
+    assert ended.returncode == 0
+    assert "all figures measured" in ended.stdout
+
+
+def test_where_nothing_could_be_measured_the_exit_status_says_so():
+    with serving(SOUND) as (url, _):
+        ended = tool(url, "--protocol", "context-ladder")
+    assert ended.returncode == ExitCode.FAILED
+    assert "does not count a prompt's tokens" in ended.stdout
 
 
 def test_more_requests_than_a_file_holds_are_not_listed(monkeypatch):

@@ -25,6 +25,8 @@ _ROLES: Mapping[str, Role] = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
 }
 _FIX = (
     'write one JSON object a line: {"prompt": "…"} or {"messages": [{"role": "user", "content": "…"}]};'
@@ -41,9 +43,10 @@ def read(path: Path) -> tuple[Prompt, ...]:
 
     * JSON lines: ``prompt`` (or ``messages``), and if wanted ``system``, ``answer``, ``reference``, ``task``,
       ``language``, ``max_tokens``.
-    * OpenAI batch: JSON lines with ``body`` holding ``messages`` and ``max_tokens``.
+    * OpenAI batch: JSON lines with ``body`` holding ``messages`` (or ``prompt``) and ``max_tokens``.
     * ShareGPT: a JSON list of objects with ``conversations``; asked is the last human turn, and the answer
-      after it is the reference.
+      after it is the reference. Conversations in which nobody asks, of which such files have many, are
+      passed over.
 
     Raises:
         DeployError: it cannot be read, or some lines are wrong; these are told with their numbers.
@@ -67,7 +70,8 @@ def read(path: Path) -> tuple[Prompt, ...]:
         try:
             if isinstance(entry, _WrongEntryError):
                 raise entry
-            prompts.append(_prompt(entry, f"{path.name}:{line}"))
+            if not _is_silent(entry):
+                prompts.append(_prompt(entry, f"{path.name}:{line}"))
         except _WrongEntryError as wrong:
             problems.append(f"{path}:{line}: {wrong}")
         if len(problems) >= _MOST_PROBLEMS:
@@ -123,13 +127,21 @@ def _said(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
 
 
+def _is_silent(entry: object) -> bool:
+    """A ShareGPT conversation without a human turn."""
+    talk = entry.get("conversations") if isinstance(entry, dict) else None
+    return isinstance(talk, list) and not any(
+        _ROLES.get(str(one.get("role", one.get("from")))) == "user" for one in talk if isinstance(one, dict)
+    )
+
+
 def _prompt(entry: object, name: str) -> Prompt:
     if not isinstance(entry, dict):
         raise _WrongEntryError("expected an object")
     reference = entry.get("reference")
     body = entry.get("body")
     if isinstance(body, dict):
-        messages, limit = _messages(body.get("messages")), body.get("max_tokens")
+        messages, limit = _asked(body), body.get("max_tokens")
         limit = body.get("max_completion_tokens") if limit is None else limit
     elif "conversations" in entry:
         messages, limit = _messages(entry["conversations"]), None
@@ -137,14 +149,8 @@ def _prompt(entry: object, name: str) -> Prompt:
         if last + 1 < len(messages) and last >= 0:
             reference = reference or messages[last + 1].content
         messages = messages[: last + 1]
-    elif "messages" in entry:
-        messages, limit = _messages(entry["messages"]), entry.get("max_tokens")
-    elif "prompt" in entry:
-        if not isinstance(entry["prompt"], str) or not entry["prompt"]:
-            raise _WrongEntryError("prompt: expected text")
-        messages, limit = [Message("user", entry["prompt"])], entry.get("max_tokens")
     else:
-        raise _WrongEntryError("expected prompt, messages, conversations or body")
+        messages, limit = _asked(entry), entry.get("max_tokens")
     system = _text(entry, "system")
     if system is not None:
         messages = [Message("system", system), *messages]
@@ -164,6 +170,17 @@ def _prompt(entry: object, name: str) -> Prompt:
         reference=_text({"reference": reference}, "reference"),
         output_tokens=limit,
     )
+
+
+def _asked(content: Mapping[str, object]) -> list[Message]:
+    if "messages" in content:
+        return _messages(content["messages"])
+    if "prompt" not in content:
+        raise _WrongEntryError("expected prompt, messages, conversations or body")
+    prompt = content["prompt"]
+    if not isinstance(prompt, str) or not prompt:
+        raise _WrongEntryError("prompt: expected text")
+    return [Message("user", prompt)]
 
 
 def _messages(value: object) -> list[Message]:

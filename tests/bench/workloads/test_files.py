@@ -51,6 +51,22 @@ def test_sharegpt_asks_the_last_human_turn_and_keeps_the_answer(tmp_path):
     assert two.question == "A"
 
 
+def test_conversations_in_which_nobody_asks_are_passed_over(tmp_path):
+    talks = [
+        {"conversations": []},
+        {"conversations": [{"from": "gpt", "value": "A"}]},
+        {"conversations": [{"from": "human", "value": "B"}, {"from": "bing", "value": "C"}]},
+    ]
+    (prompt,) = files.read(write(tmp_path, json.dumps(talks)))
+    assert (prompt.question, prompt.reference) == ("B", "C")
+
+
+def test_a_batch_of_plain_completions_is_asked_as_chat(tmp_path):
+    line = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "A", "max_tokens": 5}}
+    (prompt,) = files.read(write(tmp_path, json.dumps(line)))
+    assert (prompt.question, prompt.output_tokens) == ("A", 5)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -61,7 +77,9 @@ def test_sharegpt_asks_the_last_human_turn_and_keeps_the_answer(tmp_path):
         ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', ["only text is taken"]),
         ('{"prompt": "a", "max_tokens": 0}', ["max_tokens"]),
         ('{"prompt": "a", "answer": 7}', ["answer: expected text"]),
-        ('[\n{"conversations": []}\n]', [":2: expected a list of 1"]),
+        ('[\n{"conversations": {}}\n]', [":2: expected a list of 1"]),
+        ('[{"conversations": []}, {"conversations": [{"from": "gpt", "value": "a"}]}]', ["holds no prompt"]),
+        ('{"body": {"max_tokens": 5}}', ["expected prompt, messages"]),
         ('[\n{"prompt": "a"},\n{"prompt": ', [":3: not JSON"]),
         ('[{"prompt": "a"}', ["the list does not end"]),
         ('["a"]', ["expected an object"]),
