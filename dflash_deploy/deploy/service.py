@@ -266,10 +266,7 @@ def mend(service: Service) -> None:
         service.tell("uninstalling was cut short: ending it")
         _take_away(service)
         raise no_service(store.service)
-    service.tell(
-        f"{pending.words} was cut short: going back to "
-        + (f"generation {pending.before}" if pending.before else "no generation")
-    )
+    service.tell(f"{pending.words} was cut short: going back to {_named(pending.before)}")
     _go_back(service, pending, "it was cut short")
     store.sweep()
 
@@ -304,6 +301,7 @@ def _change(
         if problem is None:
             then()
     except KeyboardInterrupt:
+        service.tell(f"interrupted: going back to {_named(before)}")
         _go_back(service, pending, "it was interrupted")
         raise
     except (DeployError, OSError) as error:
@@ -312,14 +310,17 @@ def _change(
     if problem is None:
         store.end(event(operation, after, before, ok=True))
         return Changed(after, outage_s=time.monotonic() - began if start and running else None)
-    back = f"generation {before}" if before is not None else "no generation: nothing is installed now"
-    service.tell(f"generation {after} does not serve; going back to {back}")
+    service.tell(f"generation {after} does not serve; going back to {_named(before)}")
     worse = _go_back(service, pending, problem)
     if worse is not None:
         problem = f"{problem}\nand generation {before} does not serve either: {worse}"
     if before is not None:
         service.notify("rolled back", f"generation {after} does not serve, back to {before}: {problem}")
     return Changed(before, problem, time.monotonic() - began if running else None, fix)
+
+
+def _named(number: int | None) -> str:
+    return f"generation {number}" if number is not None else "no generation: nothing is installed then"
 
 
 def _bring_up(service: Service, number: int) -> str | None:
