@@ -190,7 +190,7 @@ def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
         health="healthy" if healthy else "starting",
         pid=pid,
         problem=None if info or not healthy else _says_no_more(place),
-        fix=None if info or not healthy else "name it, and give --api-key-file FILE; or run this with sudo",
+        fix=None if info or not healthy else "name the service, and add --api-key-file FILE (or sudo)",
         model=model,
         version=info.version if info else None,
         simulated=simulator is not None,

@@ -128,11 +128,15 @@ def _process(place: Place, pid: int | None) -> Layer:
     except psutil.NoSuchProcess:
         return Layer("process", Verdict.CRITICAL, f"process {pid} is gone")
     except psutil.Error:
-        return Layer("process", Verdict.UNKNOWN, f"process {pid} may not be looked at")
+        return Layer("process", Verdict.UNKNOWN, f"process {pid} cannot be looked at by this user")
     figures = (Figure("uptime", max(0.0, time.time() - began_s), "s"),)
     if status == psutil.STATUS_ZOMBIE:
         return Layer(
-            "process", Verdict.CRITICAL, f"process {pid} is dead, and nobody buried it", None, figures
+            "process",
+            Verdict.CRITICAL,
+            f"process {pid} has ended, and its parent has not taken notice (zombie)",
+            None,
+            figures,
         )
     if status == psutil.STATUS_STOPPED:
         return Layer("process", Verdict.CRITICAL, f"process {pid} is stopped", f"kill -CONT {pid}", figures)
@@ -149,7 +153,7 @@ def _serving_layers(
     answers: serving.Answers | None, held: Limits, timeout_s: float, *, starting: bool
 ) -> tuple[Layer, ...]:
     if answers is None:
-        text = f"not told within {timeout_s:g} s"
+        text = f"no answer within {timeout_s:g} s"
         return (Layer("port", Verdict.CRITICAL, text, needed=True),)
     return (
         *serving.layers(answers, starting=starting),
@@ -265,4 +269,4 @@ def _disk(place: Place) -> Layer:
 
 
 def _no_answer(name: str) -> Layer:
-    return Layer(name, Verdict.UNKNOWN, "not told in time")
+    return Layer(name, Verdict.UNKNOWN, "no answer in time")

@@ -111,7 +111,7 @@ def ask(base_url: str, *, api_key: str | None, deadline: float) -> Answers:
 def layers(answers: Answers, *, starting: bool) -> tuple[Layer, ...]:
     """Judge what came back. While it is starting, what does not answer yet is unknown, not critical."""
     if not answers.listens:
-        text = "nothing takes connections there" + (" yet" if starting else "")
+        text = "nothing takes connections on it" + (" yet" if starting else "")
         port = Layer("port", Verdict.UNKNOWN if starting else Verdict.CRITICAL, text, needed=True)
         rest = (Layer(name, Verdict.UNKNOWN, "not asked: its port is closed") for name in _ASKED)
         return (port, *rest)
@@ -165,7 +165,9 @@ def _generation(answers: Answers) -> Layer:
         return layer(Verdict.CRITICAL, "it answered a request without a token")
     if status in (401, 403):
         return layer(
-            Verdict.UNKNOWN, "it wants its API key for a token", "name it, and give --api-key-file FILE"
+            Verdict.UNKNOWN,
+            "it wants its API key for a token",
+            "name the service, and add --api-key-file FILE",
         )
     if status in (404, 405):
         return layer(Verdict.UNKNOWN, f"it has no /generate ({status}): it may be no SGLang")
