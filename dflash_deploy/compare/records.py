@@ -155,7 +155,8 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     Raises:
         DeployError: it cannot be read.
     """
-    return _read(folder / "comparison.json", ComparisonRecord)
+    fix = "put the file back from a copy, or begin anew: dflash-deploy compare --profile PROFILE"
+    return _read(folder / "comparison.json", ComparisonRecord, fix=fix)
 
 
 def read_run(path: Path) -> RunRecord:
@@ -164,7 +165,7 @@ def read_run(path: Path) -> RunRecord:
     Raises:
         DeployError: it cannot be read.
     """
-    return _read(path, RunRecord)
+    return _read(path, RunRecord, fix=f"move {path} away: that run is then done again")
 
 
 def write_record(path: Path, record: _Record) -> None:
@@ -197,7 +198,7 @@ def _sound(name: str) -> str:
     return name
 
 
-def _read(path: Path, kind: type[_R]) -> _R:
+def _read(path: Path, kind: type[_R], *, fix: str) -> _R:
     try:
         return kind.model_validate_json(read_regular(path, most_bytes=_LARGEST_BYTES))
     except OSError as error:
@@ -206,6 +207,6 @@ def _read(path: Path, kind: type[_R]) -> _R:
         why = first_mistake(error)
     raise DeployError(
         f"{path} is no record that this tool reads: {why}",
-        fix=f"move {path} away: that run is then done again",
+        fix=fix,
         exit_code=ExitCode.INVALID_INPUT,
     )

@@ -13,6 +13,7 @@ from dflash_deploy.compare.records import (
     claim,
     find,
     read_comparison,
+    read_run,
     run_path,
 )
 from dflash_deploy.compare.running import Wanted, begin, schedule
@@ -141,6 +142,17 @@ def test_nothing_to_go_on_with(tool, monkeypatch):
     with pytest.raises(DeployError, match="no comparison") as error:
         find(None)
     assert error.value.exit_code == ExitCode.MISSING
+
+
+def test_damaged_records_are_told_with_what_helps(tmp_path):
+    for name, read, fix in (
+        ("comparison.json", lambda path: read_comparison(path.parent), "begin anew"),
+        ("1-none.json", read_run, "done again"),
+    ):
+        (tmp_path / name).write_text('{"name": ')
+        with pytest.raises(DeployError, match=name) as error:
+            read(tmp_path / name)
+        assert fix in (error.value.fix or "")
 
 
 def test_every_other_repeat_turns_the_order_about():
