@@ -66,7 +66,7 @@ def launch(notes) -> MakeLaunch:
 
 @pytest.fixture
 def own_shared_memory(monkeypatch) -> Iterator[Path]:
-    """A folder of the test's own in shared memory: servers of other tests clear the common one."""
+    """A folder of the test's own in shared memory, apart from what servers of other tests have there."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         monkeypatch.setattr(shared_memory, "_FOLDER", Path(folder))
         yield Path(folder)
