@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_deploy.bench.claims import count, figure
+from dflash_deploy.bench.claims import count, figure, text_of
 from dflash_deploy.bench.sse import EventReader, TooLongError
 from dflash_deploy.bench.transport import Failure, excerpt
 
@@ -17,7 +17,6 @@ _BYTES_A_CHUNK = 64
 """That a chunk takes beside its text."""
 
 _MOST_TOOL_CALLS = 64
-_MOST_PARTS = 64
 _DONE = b"[DONE]"
 _DATA = b"data: "
 _TEXTS = ("content", "reasoning_content", "reasoning")
@@ -162,7 +161,7 @@ class Answer:
             return ""
         calls = delta.get("tool_calls")
         written = self._calls(calls) if isinstance(calls, list) else ""
-        content, *thoughts = (_text(delta.get(key)) for key in _TEXTS)
+        content, *thoughts = (text_of(delta.get(key)) for key in _TEXTS)
         thought = next(filter(None, thoughts), None)
         return "".join(filter(None, (thought, content, written)))
 
@@ -197,17 +196,6 @@ class Answer:
         spec = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
         if isinstance(spec, dict):
             self.spec = spec
-
-
-def _text(value: object) -> str | None:
-    """Text as it stands, or in parts, as Mistral's models give their thoughts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        return None
-    parts = [part for part in value[:_MOST_PARTS] if isinstance(part, dict)]
-    texts = [part.get("text") or part.get("thinking") for part in parts]
-    return "".join(text if isinstance(text, str) else _text(text) or "" for text in texts)
 
 
 def _simulated_times(value: object) -> Times | None:

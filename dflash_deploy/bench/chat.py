@@ -8,14 +8,11 @@ import time
 from dataclasses import dataclass
 
 from dflash_deploy.bench.answer import Answer, Times
-from dflash_deploy.bench.claims import count, figure
+from dflash_deploy.bench.claims import GIVEN_UP, count, figure
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.measurement import RequestResult, ToolCall
 from dflash_deploy.bench.transport import Address, Exchange, Failure, Patience, Reader, connect
 from dflash_deploy.bench.workloads import Prompt
-
-_GIVEN_UP = frozenset({"abort", "error", "cancelled"})
-"""What engines say of an answer that they ended before its time."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +219,7 @@ def _scaled(failure: Failure | None, patience: Patience, time_scale: float) -> F
 
 
 def _what_is_missing(answer: Answer, estimate_tokens: bool) -> Failure | None:
-    if answer.finish_reason in _GIVEN_UP:
+    if answer.finish_reason in GIVEN_UP:
         return Failure("server", f"the server gave the answer up: finish_reason {answer.finish_reason}")
     if not answer.done and answer.finish_reason is None:
         return Failure("cut", "stream cut: it ended without [DONE]")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from dflash_deploy.bench.claims import count
+from dflash_deploy.bench.claims import GIVEN_UP, count, text_of
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.agreement import Said
 from dflash_deploy.bench.quality.answers import Answer
@@ -163,7 +163,11 @@ def _read(content: object) -> Reply:
     message = choice["message"]
     if not isinstance(message, dict):
         raise TypeError
-    parts = [message.get(key) for key in ("reasoning_content", "content")]
+    ended = choice.get("finish_reason")
+    if isinstance(ended, str) and ended in GIVEN_UP:
+        return _failed(f"the server gave the answer up: finish_reason {ended}")
+    thoughts = (text_of(message.get(key)) for key in ("reasoning_content", "reasoning"))
+    parts = (next(filter(None, thoughts), None), text_of(message.get("content")))
     calls = message.get("tool_calls")
     first = calls[0] if isinstance(calls, list) and calls else None
     call = first.get("function") if isinstance(first, dict) else None
@@ -174,11 +178,11 @@ def _read(content: object) -> Reply:
     ids = choice.get("response_token_ids", choice.get("token_ids"))
     return Reply(
         Answer(
-            text="".join(part for part in parts if isinstance(part, str)),
+            text="".join(filter(None, parts)),
             tool=_text(call, "name"),
             arguments=_text(call, "arguments"),
             tokens=count(usage.get("completion_tokens")),
-            ended=choice.get("finish_reason") != "length",
+            ended=ended != "length",
         ),
         token_ids=tuple(ids) if isinstance(ids, list) and all(isinstance(one, int) for one in ids) else None,
         cached_tokens=count(details.get("cached_tokens")) if isinstance(details, dict) else None,

@@ -1,3 +1,4 @@
+import json
 import random
 import threading
 from dataclasses import replace
@@ -251,6 +252,23 @@ def test_any_answer_is_taken_or_refused_in_words(raw):
     with answering(lambda *_: Told(raw=raw)) as (url, _):
         (reply,) = ask(Endpoint(url, "m"), [Prompt("q", (Message("user", "Why?"),))], max_tokens=8)
     assert reply.error == "the answer is no chat completion" or reply.answer.tokens is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "error"),
+    [
+        ({"message": {"reasoning": "Hm. ", "content": "Yes."}}, "Hm. Yes.", None),
+        ({"message": {"content": [{"type": "text", "text": "Yes."}]}}, "Yes.", None),
+        ({"message": {"content": "Y"}, "finish_reason": "abort"}, "", "gave the answer up"),
+    ],
+)
+def test_answers_in_other_forms(choice, text, error):
+    raw = json.dumps({"choices": [choice]}).encode()
+    with answering(lambda *_: Told(raw=raw)) as (url, _):
+        (reply,) = ask(Endpoint(url, "m"), [Prompt("q", (Message("user", "Why?"),))], max_tokens=8)
+    assert reply.answer.text == text
+    assert (error or "") in (reply.error or "")
+    assert bool(error) == bool(reply.error)
 
 
 def test_a_server_that_hangs_is_given_up():
