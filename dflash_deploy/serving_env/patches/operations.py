@@ -173,7 +173,7 @@ def revert(
             _guarded(tree, lambda: _forget(tree, entry, disk))
             return f"{patch_name} was gone already: {change.file} has been replaced since it was applied"
         _original(tree, change)
-        done = f"{patch_name} is reverted: {change.file} is as it was installed, byte for byte"
+        done = f"{patch_name} is reverted: {change.file} is as it was before, byte for byte"
         if standing is Standing.EDITED:
             aside = _guarded(tree, lambda: _set_aside(tree, entry, disk))
             done += f"; what had been edited is kept in {aside}"
@@ -352,9 +352,7 @@ def _mend(tree: Tree, disk: Disk) -> list[str]:
         verb = "applying" if entry.state == "applying" else "reverting"
         left = _digest(tree.root / change.file)
         is_now = (
-            "is as it was installed"
-            if left == change.before
-            else "has been replaced since and is left as it is"
+            "is as it was before" if left == change.before else "has been replaced since and is left as it is"
         )
         said.append(f"{verb} {change.patch} had been cut short: {change.file} {is_now}")
     _tidy(tree, disk)

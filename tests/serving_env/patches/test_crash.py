@@ -99,7 +99,7 @@ def test_killed_after_any_operation_leaves_old_or_new_and_the_next_run_mends_it(
             assert not verify_intact(folder).intact, where
         said = mend(tree)
         assert bool(said) == cut_short, where
-        assert all(BMM in line and "is as it was installed" in line for line in said), where
+        assert all(BMM in line and "is as it was before" in line for line in said), where
         assert unfinished(tree) == [], where
         kind = examine(load_patch(BMM), tree).verdict.kind
         if kind is VerdictKind.APPLIED:
