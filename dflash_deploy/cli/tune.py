@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -155,6 +156,8 @@ def tune(
         )
     if attach + stop + detach > 1 or ((attach or stop) and (resume or simulate or settings)):
         raise typer.BadParameter("they exclude each other", param_hint="--detach, --attach, --stop")
+    if target is not None and not isfinite(target):
+        raise typer.BadParameter("no result comes up to that", param_hint="--target")
     if detach and json:
         raise typer.BadParameter("a detached study prints to its log", param_hint="--detach, --json")
     if attach or stop:

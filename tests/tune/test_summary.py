@@ -48,6 +48,15 @@ def test_where_nothing_is_distinguishably_better_the_known_one_is_kept_and_said_
     assert "nothing that was tried is distinguishably better than hand-tuned" in text
 
 
+def test_a_single_round_claims_no_more_than_it_tells():
+    known = trial(1, (100.0,), source="known:hand-tuned", flags=FLAGS)
+    summary, text = told([known, trial(2, (210.0,))])
+    assert summary.best.trial == 2
+    assert summary.best.interval is None
+    assert not summary.baselines[0].distinguishable
+    assert "by 110.0% (in the only round, which tells no interval)" in text
+
+
 def test_a_known_setting_without_a_figure_is_told_with_its_reason():
     known = trial(1, source="known:hand-tuned", reason="load: no space", flags=FLAGS)
     summary, text = told([known, trial(2, (100.0,), flags=FLAGS)])

@@ -269,6 +269,7 @@ def test_no_time_is_no_trial(tool):
         (("PROFILE", "--profile", "x"), ExitCode.USAGE, "once"),
         (("PROFILE", "--simulate", "rtx-5090", "--host", "192.0.2.1"), ExitCode.UNAVAILABLE, "192.0.2.1"),
         (("--trials", "0"), ExitCode.USAGE, "--trials"),
+        (("PROFILE", "--simulate", "rtx-5090", "--target", "nan"), ExitCode.USAGE, "--target"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_launched(tool, arguments, code, said):
