@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from dflash_deploy.watch.status import Status
 
+_EVERY_S = 2.0
 _NOTHING = "No server is found here: no unit of this tool, no trial that runs, nothing on port 30000."
 _NOTHING_SO_CALLED = (
     "No server is found for {}: no unit is called so, and no profile that says where it listens, or nothing "
@@ -38,9 +39,11 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C (see --every).")
     ] = False,
     every_s: Annotated[
-        float,
-        typer.Option("--every", metavar="S", min=0.5, max=3600, help="With --watch: look every S seconds."),
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            "--every", metavar="S", min=0.5, max=3600, help="With --watch: look every S seconds [default: 2]."
+        ),
+    ] = None,
     times: Annotated[
         int | None, typer.Option("--times", metavar="N", min=1, help="With --watch: end after N looks.")
     ] = None,
@@ -65,11 +68,17 @@ def status(
             fix="name the service, or give --url",
             exit_code=ExitCode.USAGE,
         )
+    if not watch and (every_s is not None or times is not None):
+        raise DeployError(
+            "--every and --times are about looking again and again",
+            fix="add --watch",
+            exit_code=ExitCode.USAGE,
+        )
     if watch:
         _watch(
             lambda: gather(places_sought(name, url, api_key_file), timeout_s=timeout_s, keep=True),
             name,
-            every_s,
+            _EVERY_S if every_s is None else every_s,
             times,
             json,
         )

@@ -52,6 +52,14 @@ def test_it_goes_on_without_a_server_and_without_a_card():
     assert done.stdout.count("No server is found for no-such-service") == 2
 
 
+def test_how_often_is_about_a_watch_alone():
+    done = subprocess.run(
+        [*_STATUS, "--times", "2"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "add --watch" in done.stderr
+
+
 def test_ctrl_c_ends_it_without_a_word():
     with serving(HEALTHY) as engine:
         command = [*_STATUS, "--url", engine.url, "--watch", "--every", "0.5"]
