@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.load import Turn, turns
 from dflash_deploy.bench.measurement import LoadFigures, RequestResult
+from dflash_deploy.bench.play import UNCOUNTED
 from dflash_deploy.bench.protocols import Options, Protocol
 from dflash_deploy.bench.record import (
+    PLAINLY,
     failures_of,
     faults_of,
     file_of,
@@ -61,28 +64,37 @@ def bench_both(
     if options.salt == "":
         # Round n asks both the same, salt and all, and neither has met it before.
         options = replace(options, salt=secrets.token_hex(4))
-    arms = [
-        _Arm(name, endpoint, protocol, options, read_text=read_text, tell=tell)
-        for name, endpoint in (("A", a), ("B", b))
-    ]
-    found: Comparison | None = None
-    interrupted = False
-    try:
-        for arm in arms:
-            arm.warm_up()
-        found = compare_live(
-            arms[0].play, arms[1].play, min_rounds=min(protocol.rounds, most_rounds), max_rounds=most_rounds
-        )
-    except _BrokenError:
-        pass
-    except KeyboardInterrupt:
-        interrupted = True
+
+    def arms_of(*endpoints: Endpoint) -> list[_Arm]:
+        return [
+            _Arm(name, endpoint, protocol, options, read_text=read_text, tell=tell)
+            for name, endpoint in zip("AB", endpoints, strict=True)
+        ]
+
+    arms = arms_of(a, b)
+    found, interrupted = _in_turn(arms, protocol.rounds, most_rounds)
+    if any(arm.may_be_asked_plainly for arm in arms):
+        tell("asking both once more, without what is not in OpenAI's interface")
+        arms = arms_of(replace(a, extras=False), replace(b, extras=False))
+        found, interrupted = _in_turn(arms, protocol.rounds, most_rounds)
     runs = [arm.run() for arm in arms]
     for run in runs:
         check_answered(run)
     workload = workload_of(replace(protocol, shape="rounds"), options)
     result = file_of(runs, workload, machine, simulated=a.simulated, interrupted=interrupted)
     return result, found
+
+
+def _in_turn(arms: Sequence[_Arm], least: int, most: int) -> tuple[Comparison | None, bool]:
+    """Play both arms' rounds: what they come to, and whether a person ended it."""
+    try:
+        for arm in arms:
+            arm.warm_up()
+        return compare_live(arms[0].play, arms[1].play, min_rounds=min(least, most), max_rounds=most), False
+    except _BrokenError:
+        return None, False
+    except KeyboardInterrupt:
+        return None, True
 
 
 class _BrokenError(Exception):
@@ -113,6 +125,12 @@ class _Arm:
         self._results: list[RequestResult] = []
         self._failures: tuple[Failure, ...] = ()
 
+    @property
+    def may_be_asked_plainly(self) -> bool:
+        """It refused its first round, which held more than OpenAI's interface has."""
+        kinds = {one.kind for one in self._failures}
+        return self._endpoint.extras and not self._rows and kinds == {"refused"}
+
     def warm_up(self) -> None:
         for turn in turns(self._protocol.warm_up, 0):
             self._play(turn)
@@ -132,7 +150,15 @@ class _Arm:
         rows = LoadRows(users=self._users, rounds=self._rows, tails=tails_of(figures))
         loads = [rows] if self._rows else []
         run = run_with(self._name, self._endpoint, loads, self._failures, faults)
-        return run.model_copy(update={"accept_length": figures.accept_length if figures else None})
+        return run.model_copy(
+            update={
+                "accept_length": figures.accept_length if figures else None,
+                "notes": [
+                    *([] if self._endpoint.extras else [PLAINLY]),
+                    *([UNCOUNTED] if any(one.tokens_estimated for one in self._results) else []),
+                ],
+            }
+        )
 
     def _play(self, turn: Turn) -> RoundRow:
         self._tell(f"{self._name}: {turn.label}")

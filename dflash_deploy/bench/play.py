@@ -27,6 +27,10 @@ _WINDOW_S = 60.0
 _ROOM_TOKENS = 16
 """Between a prompt with its answer and the longest context: a template may end an answer with some."""
 
+UNCOUNTED = (
+    "the server does not count its tokens: a chunk was taken for one, so the true figures are these or higher"
+)
+
 
 @dataclass(frozen=True)
 class UserRow:
@@ -189,10 +193,7 @@ class _Play:
         """What there is until now, without what is known at the end alone."""
         notes = list(self._notes)
         if any(level.figures.tokens_estimated for level in self._levels):
-            notes.append(
-                "the server does not count its tokens: a chunk was taken for one, so the true figures are"
-                " these or higher"
-            )
+            notes.append(UNCOUNTED)
         if any(
             one.output_tokens != self._protocol.output_tokens
             for level in self._levels

@@ -36,6 +36,10 @@ from dflash_deploy.bench.results import (
 from dflash_deploy.bench.server_side import ServerFigures
 from dflash_deploy.bench.telemetry import Telemetry
 
+PLAINLY = (
+    "the server refuses what is not in OpenAI's interface: answers may end early, and thinking is as its "
+    "template has it"
+)
 LONGEST_TEXT = 2000
 _HASHED_PROMPTS = 64
 """Of a mix: more are asked in the same order, so that as many stand for them all."""
@@ -147,10 +151,7 @@ def _accept_length(played: ProtocolResult) -> float | None:
 def _notes(played: ProtocolResult) -> Iterator[str]:
     yield from played.notes
     if not played.endpoint.extras:
-        yield (
-            "the server refuses what is not in OpenAI's interface: answers may end early, and thinking is as"
-            " its template has it"
-        )
+        yield PLAINLY
     if _too_many(played):
         yield f"more than {_MOST_ROWS:,} requests: they are not listed one by one"
     if played.stopped is not None:

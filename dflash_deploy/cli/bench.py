@@ -142,6 +142,8 @@ def run(
 
     if against and rate:
         raise typer.BadParameter("an open loop measures one server", param_hint="--rate")
+    if against and exam:
+        raise typer.BadParameter("examines one server; ask each by itself", param_hint="--exam")
     chosen = changed(
         protocol, Changes(users, output_tokens, rounds, cold, seconds, tasks, workload is not None, rate)
     )

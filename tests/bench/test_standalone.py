@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
+from dflash_deploy.bench.against import bench_both
 from dflash_deploy.bench.changes import Changes, changed, read_levels, read_tasks
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.protocols import PROTOCOLS
@@ -178,6 +179,7 @@ def test_the_key_comes_from_a_private_file_and_stays_out_of_results(tmp_path):
         (["no-address"], ExitCode.USAGE, "http://127.0.0.1:30000"),
         (["http://[::1"], ExitCode.USAGE, "http://127.0.0.1:30000"),
         (["--rate", "1"], ExitCode.USAGE, "goes in rounds"),
+        (["--against", "http://127.0.0.1:9", "--exam"], ExitCode.USAGE, "one server"),
     ],
 )
 def test_what_a_person_must_mend(arguments, code, words):
@@ -226,6 +228,24 @@ def test_a_server_that_refuses_extras_is_asked_plainly():
     assert "ignore_eos" in seen.bodies[0]
     assert all(not {"ignore_eos", "chat_template_kwargs"} & body.keys() for body in seen.bodies[1:])
     assert any("refuses what is not in OpenAI's interface" in note for note in run.notes)
+
+
+def test_where_one_of_two_refuses_extras_both_are_asked_plainly():
+    strict = replace(SOUND, plain_only=True, usage=None)
+    with serving(SOUND) as (url, seen), serving(strict) as (strict_url, _):
+        result, found = bench_both(
+            Endpoint(url, engine="sglang"),
+            Endpoint(strict_url),
+            changed("write-up-single", Changes(rounds=2, cold=0, output_tokens=44)),
+            most_rounds=3,
+        )
+    assert found is not None
+    assert "ignore_eos" in seen.bodies[0]
+    assert all("ignore_eos" not in body for body in seen.bodies[1:])
+    for run in result.runs:
+        assert run.outcome == "served", run.reason
+        assert any("refuses what is not in OpenAI's interface" in note for note in run.notes)
+    assert [any("does not count" in note for note in run.notes) for run in result.runs] == [False, True]
 
 
 def test_a_server_that_refuses_everything_is_asked_twice_and_no_more():

@@ -28,11 +28,13 @@ def find_faults(
     """
     found: dict[str, list[str]] = {}
     for request in requests:
-        exact = None if request.ends_freely else max_tokens
+        exact = None if request.ends_freely or request.tokens_estimated else max_tokens
         faults = _count_faults(request, exact)
         if read_text:
             free = request.ends_freely or (exact is None if free_end is None else free_end)
-            faults |= text_faults(request.text, request.output_tokens, free_end=free)
+            # Events that hold several tokens each were counted as one each.
+            tokens = None if request.tokens_estimated else request.output_tokens
+            faults |= text_faults(request.text, tokens, free_end=free)
         for fault, example in faults.items():
             found.setdefault(fault, []).append(example)
     texts = {request.text for request in requests}

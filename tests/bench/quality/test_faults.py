@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001
 import random
 import string
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,12 @@ def test_numbers_that_are_none():
 
 def test_empty():
     assert ids("  \n ", tokens=9) == ["empty"]
+
+
+def test_events_that_were_taken_for_tokens_are_no_count_to_judge_by():
+    few = replace(answer(GOOD, tokens=3, chunks=3), tokens_estimated=True)
+    assert not find_faults([few], 64)
+    assert "length" in ids(GOOD, tokens=3)
 
 
 def test_counts_against_what_was_asked_and_against_chunks():
