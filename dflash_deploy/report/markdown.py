@@ -14,7 +14,7 @@ from dflash_deploy.report.contents import Report
 from dflash_deploy.report.verdict import verdict
 from dflash_deploy.tune.outlook import duration
 from dflash_deploy.tune.screen import GOAL_UNITS, outcome_line
-from dflash_deploy.tune.summary import interval_words, proof_line, repeated_line, versus
+from dflash_deploy.tune.summary import again_words, interval_words, proof_line, repeated_line, versus
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$@&]|^[-+=]|(?<=http):|(?<=https):|(?<=www)\.)", re.IGNORECASE)
 """What begins markup, a mention or, as some read it, a link."""
@@ -111,7 +111,7 @@ def _comparison(report: Report) -> Iterator[str]:
                     one.name,
                     "none" if one.objective is None else words.number(one.objective),
                     one.reason or one.outcome if one.objective is None else interval_words(one.interval),
-                    "" if one.gain is None else versus(one.gain, one.name, goal),
+                    "" if one.gain is None else versus(one.gain, one.name, goal) + again_words(one),
                 )
                 for one in report.baselines
                 if one.trial != best.trial

@@ -29,7 +29,14 @@ from dflash_deploy.resources import resource_dir
 from dflash_deploy.tune.gain import Gain
 from dflash_deploy.tune.outlook import duration
 from dflash_deploy.tune.screen import GOAL_UNITS
-from dflash_deploy.tune.summary import interval_words, proof_line, repeated_line, serving_command, versus
+from dflash_deploy.tune.summary import (
+    again_words,
+    interval_words,
+    proof_line,
+    repeated_line,
+    serving_command,
+    versus,
+)
 
 _LONGEST_TEXT = 20_000
 _PLOT = (400.0, 300.0)
@@ -147,11 +154,7 @@ def _held(report: Report) -> tuple[list[Held], Axis | None]:
             shown.append(Held(one.name, one.objective, "", {}, told, best=False))
             continue
         low, value, high = (shared.place(share) for share in shares[one.trial])
-        told = f"the best is {versus(one.gain, one.name, goal)}"
-        if one.again is not None:
-            told += (
-                f"; both as they were when they were started again, trials {one.again[0]} and {one.again[1]}"
-            )
+        told = f"the best is {versus(one.gain, one.name, goal)}{again_words(one)}"
         at = {"low": low, "value": value, "high": high}
         shown.append(Held(one.name, one.objective, interval_words(one.interval), at, told, best=False))
     return shown, shared

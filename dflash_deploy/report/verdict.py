@@ -6,7 +6,7 @@ from collections import Counter
 
 from dflash_deploy.report.contents import Report
 from dflash_deploy.tune.screen import figure
-from dflash_deploy.tune.summary import Baseline, versus
+from dflash_deploy.tune.summary import Baseline, again_words, versus
 
 
 def verdict(report: Report) -> str:
@@ -34,7 +34,8 @@ def verdict(report: Report) -> str:
 def _against(report: Report, baseline: Baseline) -> str | None:
     if baseline.gain is None:
         return None
-    return f", {versus(baseline.gain, baseline.name, report.study.profile.objective.optimize)}"
+    goal = report.study.profile.objective.optimize
+    return f", {versus(baseline.gain, baseline.name, goal)}{again_words(baseline)}"
 
 
 def _count(launches: int) -> str:

@@ -52,10 +52,17 @@ class Best(_Part):
     interval: Interval | None
 
 
+class Again(_Part):
+    """One configuration, started again."""
+
+    trial: int
+    objective: float
+
+
 class Baseline(_Part):
     """A known setting, and by how much the best beats it; ``gain`` is None where it was not measured.
 
-    ``again`` are the numbers of the trials that they were compared by, where both were started again.
+    ``again`` is what the best and it came to when they were started again, where they are compared by that.
     """
 
     name: str
@@ -68,7 +75,7 @@ class Baseline(_Part):
     interval: Interval | None
     gain: Gain | None
     distinguishable: bool | None
-    again: tuple[int, int] | None
+    again: tuple[Again, Again] | None
 
 
 class Trial(_Part):
@@ -269,12 +276,18 @@ def _against(study: StudyRecord, best: Best, baseline: Baseline) -> str:
         return f"against {name}: {baseline.outcome}, {baseline.reason or 'no figure'}"
     if baseline.trial == best.trial:
         return f"nothing that was tried is distinguishably better than {name}: keep it"
-    then = (
-        ""
-        if baseline.again is None
-        else f", both as they were when they were started again (trials {_numbers(baseline.again)})"
+    return f"{versus(baseline.gain, name, study.profile.objective.optimize)}{again_words(baseline)}"
+
+
+def again_words(baseline: Baseline) -> str:
+    """By what a setting and the best were compared, where it is not what they first came to; else empty."""
+    if baseline.again is None:
+        return ""
+    ours, theirs = baseline.again
+    return (
+        f", both as they were when they were started again (trials {ours.trial} and {theirs.trial}: "
+        f"{ours.objective:,.2f} against {theirs.objective:,.2f})"
     )
-    return f"{versus(baseline.gain, name, study.profile.objective.optimize)}{then}"
 
 
 def best_of(study: StudyRecord, trial: TrialRecord) -> Best:
@@ -321,7 +334,7 @@ def baselines_of(
             interval=interval_of(trial, goal),
             gain=found,
             distinguishable=found.distinguishable if found else None,
-            again=(pair[0].number, pair[1].number) if pair and anew else None,
+            again=(_again(pair[0]), _again(pair[1])) if pair and anew else None,
         )
 
 
@@ -372,6 +385,11 @@ def interval_words(interval: Interval | None, digits: int = 2) -> str:
     if interval is None:
         return ""
     return f"{CONFIDENCE:.0%} interval {interval.low:,.{digits}f} to {interval.high:,.{digits}f}"
+
+
+def _again(trial: TrialRecord) -> Again:
+    assert trial.objective is not None  # noqa: S101  (those without a figure are not compared)
+    return Again(trial=trial.number, objective=trial.objective)
 
 
 def _unchecked(study: StudyRecord, best: TrialRecord) -> list[str]:

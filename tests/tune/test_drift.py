@@ -90,7 +90,7 @@ def test_what_is_said_of_a_known_setting_is_said_of_the_same_time():
     told = study(known=[{"name": "hand", "source": "x", "flags": {"max-running-requests": 1}}])
     (baseline,) = summarize(Path("/somewhere"), told, trials, "gain").baselines
     assert baseline.gain.median == pytest.approx(110 / 105 - 1)
-    assert baseline.again == (4, 5)
+    assert [(one.trial, one.objective) for one in baseline.again] == [(4, 110.0), (5, 105.0)]
 
 
 def test_it_ends_however_many_seem_doubtful():
