@@ -19,7 +19,8 @@ class Launch:
 
     Attributes:
         argv: the whole command, interpreter first. It never holds a secret.
-        env: variables set on top of the tool's own environment; ``without`` are those that it is not to pass on.
+        env: variables set on top of the tool's own environment; ``without`` are those that it is not to pass
+            on.
         host: address the server will listen on.
         port: TCP port the server will listen on.
         time_scale: simulated seconds that pass in one second of the clock; 1 for a real server.

@@ -189,7 +189,9 @@ def read_settings(
         or text_only
         or (family.prefill_graphs_from is not None and _since(release.release, family.prefill_graphs_from))
     )
-    prefill_sizes = _prefill_sizes(flags, activation_tokens, max_tokens) if may_capture_prefill else ()
+    prefill_sizes = (
+        _prefill_sizes(flags, release, activation_tokens, max_tokens) if may_capture_prefill else ()
+    )
     post_capture = (
         env.get("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "").strip().lower() in _TRUE
         and bool(batches)
@@ -440,7 +442,9 @@ def _graph_batches(flags: Flags, default_largest: int, *, speculation: bool) -> 
     return defaults.decode_graph_batches(largest, speculation=speculation, padding=padding)
 
 
-def _prefill_sizes(flags: Flags, activation_tokens: int, max_tokens: int | None) -> tuple[int, ...]:
+def _prefill_sizes(
+    flags: Flags, release: VersionFacts, activation_tokens: int, max_tokens: int | None
+) -> tuple[int, ...]:
     config = values.graph_config(flags, "prefill")
     off = values.switch(flags, "disable-cuda-graph") or values.switch(flags, "disable-prefill-cuda-graph")
     if off or "disabled" in (flags.get("cuda-graph-backend-prefill"), config.get("backend")):
@@ -453,6 +457,9 @@ def _prefill_sizes(flags: Flags, activation_tokens: int, max_tokens: int | None)
         largest = values.read_whole("cuda-graph-config", config["max_bs"], least=1)
     if largest is None:
         largest = activation_tokens if max_tokens is None else min(activation_tokens, max_tokens)
+    context_tokens = values.whole(flags, "context-length", least=1)
+    if release.prefill_graphs_within_context and context_tokens is not None:
+        largest = min(largest, context_tokens)
     if largest > _MOST_CHUNK:
         raise values.wrong(f"cuda-graph-max-bs-prefill: {largest} tokens are not planned for")
     return defaults.prefill_graph_tokens(largest)

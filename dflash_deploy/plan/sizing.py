@@ -92,12 +92,15 @@ def size_pools(
         rest_gib -= _replay_bytes(settings, cells) / _GIB
     if rest_gib <= 0:
         least = 1 - free_after_load_gib / free_before_load_gib if free_before_load_gib > 0 else 1.0
-        if settings.fraction >= least:
+        taker = (
+            "the recurrent state" if cells.slot else "what is kept for images" if settings.vision else None
+        )
+        if taker is not None and settings.fraction >= least:
             # The engine says the same as below, and so advises a share that is less than the one given.
             return Refused(
                 Stage.SIZING,
                 f"no GPU memory is left for the KV cache under --mem-fraction-static={settings.fraction}: "
-                f"weights take {least:.3f} of the card, and the recurrent state all that is allowed beyond",
+                f"weights take {least:.3f} of the card, and {taker} all that is allowed beyond",
                 "target KV",
             )
         return Refused(

@@ -309,15 +309,20 @@ def size(ask: dict) -> dict:
 
 def defaults(ask: dict) -> dict:
     """The default memory fraction, and the sizes of graphs."""
-    from sglang.srt.arg_groups import cuda_graph_hook, memory_hook
+    from sglang.srt.server_args import ServerArgs
 
-    backend = memory_hook.Backend
+    try:
+        from sglang.srt.arg_groups import memory_hook
+    except ImportError:
+        memory_hook = None
+    backend = inspect.getmodule(memory_hook.handle_gpu_memory_settings if memory_hook else ServerArgs).Backend
+    off = {name: ask[f"no_{name}_graphs"] for name in ("decode", "prefill")}
     phases = SimpleNamespace(
         decode=SimpleNamespace(
-            backend=backend.DISABLED if ask["no_decode_graphs"] else backend.FULL, max_bs=None, bs=None
+            backend=backend.DISABLED if off["decode"] else backend.FULL, max_bs=None, bs=None
         ),
         prefill=SimpleNamespace(
-            backend=backend.DISABLED if ask["no_prefill_graphs"] else backend.BREAKABLE, max_bs=None, bs=None
+            backend=backend.DISABLED if off["prefill"] else backend.BREAKABLE, max_bs=None, bs=None
         ),
     )
     tower = SimpleNamespace(hidden_size=1152, depth=27)
@@ -326,51 +331,80 @@ def defaults(ask: dict) -> dict:
         attention_arch=None,
         hf_config=SimpleNamespace(vision_config=tower),
     )
-    server_args = SimpleNamespace(
-        device="cuda",
-        cuda_graph_config=phases,
-        chunked_prefill_size=ask["chunk"],
-        max_prefill_tokens=16384,
-        max_running_requests=ask["requests"],
-        max_total_tokens=ask["max_tokens"],
-        tp_size=ask["tp"],
-        pp_size=1,
-        attn_dp_size=1,
-        model_path="model",
-        mem_fraction_static=None,
-        language_only=False,
-        language_model_only=False,
-        disaggregation_mode="null",
-        disable_cuda_graph_padding=False,
-        speculative_algorithm="DFLASH" if ask["speculation"] else None,
-        speculative_num_draft_tokens=None,
-        moe_a2a_backend="none",
-        enable_symm_mem=False,
-        enable_kv_cache_sharding=False,
-    )
-    with (
-        mock.patch.object(memory_hook, "get_device_memory_capacity", lambda _: ask["memory_mib"]),
-        mock.patch.object(memory_hook, "model_config_of", lambda _: model),
-        mock.patch.object(memory_hook, "use_mla_backend", lambda _: False),
-        mock.patch.object(memory_hook, "post_capture_kv_sizing_planned", lambda _: False),
-        mock.patch.object(memory_hook, "attn_dp_enabled_of", lambda _: False),
-        mock.patch.object(memory_hook, "get_platform", lambda: SimpleNamespace(is_xpu=False)),
-        mock.patch(
-            "sglang.srt.arg_groups.model_overrides.qwen3_vl.expand_multimodal_decode_graph_to_running_limit",
-            lambda *_: None,
-        ),
-    ):
-        memory_hook.handle_gpu_memory_settings(server_args)
+    given = {
+        "device": "cuda",
+        "cuda_graph_config": phases,
+        "chunked_prefill_size": ask["chunk"],
+        "max_prefill_tokens": 16384,
+        "max_running_requests": ask["requests"],
+        "max_total_tokens": ask["max_tokens"],
+        "context_length": ask["context"],
+        "tp_size": ask["tp"],
+        "pp_size": 1,
+        "dp_size": 1,
+        "attn_dp_size": 1,
+        "enable_dp_attention": False,
+        "model_path": "model",
+        "mem_fraction_static": None,
+        "language_only": False,
+        "language_model_only": False,
+        "disaggregation_mode": "null",
+        "disable_cuda_graph_padding": False,
+        "speculative_algorithm": "DFLASH" if ask["speculation"] else None,
+        "speculative_num_draft_tokens": None,
+        "moe_a2a_backend": "none",
+        "enable_symm_mem": False,
+        "enable_kv_cache_sharding": False,
+    }
+    if memory_hook is None:
+        return _defaults_of_methods(ServerArgs, given, model, ask)
+    server_args = SimpleNamespace(**given)
+    names = {
+        "get_device_memory_capacity": lambda _: ask["memory_mib"],
+        "model_config_of": lambda _: model,
+        "use_mla_backend": lambda _: False,
+        "post_capture_kv_sizing_planned": lambda _: False,
+        "attn_dp_enabled_of": lambda _: False,
+        "get_platform": lambda: SimpleNamespace(is_xpu=False),
+    }
+    with ExitStack() as stack:
+        replace_in(stack, memory_hook, names)
+        try:
+            from sglang.srt.arg_groups.model_overrides import qwen3_vl
+        except ImportError:
+            pass
+        else:
+            replace_in(stack, qwen3_vl, {"expand_multimodal_decode_graph_to_running_limit": lambda *_: None})
+        takes_memory = len(inspect.signature(memory_hook.handle_gpu_memory_settings).parameters) > 1
+        memory_hook.handle_gpu_memory_settings(server_args, *([ask["memory_mib"]] if takes_memory else []))
     found: dict = {}
-    for _, declared in server_args._resolved_overrides:
+    for _, declared in getattr(server_args, "_resolved_overrides", ()):
         found |= declared
-    config = found.get("cuda_graph_config", phases)
+    return _told({**vars(server_args), **found})
+
+
+def _defaults_of_methods(kind: type, given: dict, model: SimpleNamespace, ask: dict) -> dict:
+    """The same in releases whose arguments complete themselves."""
+    fixed = {
+        "get_model_config": lambda _: model,
+        "use_mla_backend": lambda _: False,
+        "post_capture_kv_sizing_planned": lambda _: False,
+        "__setattr__": object.__setattr__,
+    }
+    server_args = object.__new__(type("Handed", (kind,), fixed))
+    for name, value in given.items():
+        setattr(server_args, name, value)
+    server_args._handle_gpu_memory_settings(ask["memory_mib"])
+    return _told(vars(server_args))
+
+
+def _told(resolved: dict) -> dict:
+    config = resolved["cuda_graph_config"]
     return {
-        "fraction": found["mem_fraction_static"],
-        "chunk": found.get("chunked_prefill_size", ask["chunk"]),
+        "fraction": resolved["mem_fraction_static"],
+        "chunk": resolved["chunked_prefill_size"],
         "decode": list(config.decode.bs),
         "prefill": len(config.prefill.bs),
-        "listed": cuda_graph_hook.generate_prefill_cuda_graph_batch_sizes(ask["chunk"] or 2048),
     }
 
 

@@ -122,6 +122,7 @@ class VersionFacts:
         replay_rings_by_request: the rings of ``--enable-linear-replayssm-spec`` are made for each request and
             are ``--linear-replayssm-cache-len`` long; before, for each state slot and one verify step long.
         decode_bs_follows_requests: the default of decode_bs is cut to ``--max-running-requests`` where given.
+        prefill_graphs_within_context: prefill graphs are no longer than a ``--context-length`` that is given.
         unknown_memory_fraction: ``--mem-fraction-static`` where the card's memory cannot be read.
         card_defaults: by memory, smallest cards first.
         ready_endpoint: ``/ready`` answers from flags alone, without generating.
@@ -145,6 +146,7 @@ class VersionFacts:
     charges_padding_slots: bool
     replay_rings_by_request: bool
     decode_bs_follows_requests: bool
+    prefill_graphs_within_context: bool
     unknown_memory_fraction: float
     card_defaults: tuple[CardDefaults, ...]
     ready_endpoint: bool
@@ -191,6 +193,7 @@ def facts(version: str) -> VersionFacts:
         charges_padding_slots=since("0.5.17"),
         replay_rings_by_request=since("0.5.20"),
         decode_bs_follows_requests=since("0.5.22"),
+        prefill_graphs_within_context=not since("0.5.17"),
         unknown_memory_fraction=0.95 if since("0.5.20") else 0.88,
         card_defaults=_CARDS_FROM_0_5_20 if since("0.5.20") else _CARDS_TO_0_5_19,
         ready_endpoint=since("0.5.20"),
