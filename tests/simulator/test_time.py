@@ -185,3 +185,9 @@ def test_a_hidden_factor_scales_the_accepted_drafts() -> None:
     plain = acceptance(task="instruction", method="dflash", draft_tokens=8, block_size=8)
     better = acceptance(task="instruction", method="dflash", draft_tokens=8, block_size=8, factor=1.05)
     assert better.mean_length - 1 == pytest.approx(1.05 * (plain.mean_length - 1), rel=0.001)
+
+
+def test_a_card_that_is_held_back_takes_as_much_longer_for_everything() -> None:
+    plain, hot = (run_virtual(ONE_USER.split(), [[Ask()]] * 2, slow=slow).rounds[-1] for slow in (1.0, 1.25))
+    assert hot.total_tokens_per_s * 1.25 == pytest.approx(plain.total_tokens_per_s, rel=0.01)
+    assert hot.ttft_s[0] == pytest.approx(plain.ttft_s[0] * 1.25, rel=0.05)

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from dflash_deploy.bench.telemetry import Telemetry
 from dflash_deploy.machine.cards import load_card
 from dflash_deploy.machine.gpu import GpuSample
 from dflash_deploy.profile.load import load_profile
-from dflash_deploy.tune.launching import Launcher, Simulated, simulated_launcher
-from dflash_deploy.tune.records import Proof
+from dflash_deploy.tune.launching import Launcher, Simulated, model_flags, simulated_launcher
+from dflash_deploy.tune.records import Candidate, Proof
 from dflash_deploy.tune.screen import screen_for
 from dflash_deploy.tune.select import best_of, doubtful
 from dflash_deploy.tune.study import Effort, Rig, create_study, run_study
 from dflash_deploy.tune.summary import lines, summarize
+from dflash_deploy.tune.trial import Gauge, run_trial
 
 from .samples import profile, study, trial
 
@@ -115,6 +117,42 @@ class Warming(Launcher):
         return replace(made, env={**made.env, **hot})
 
 
+class Unsimulated(Launcher):
+    """The stand-in server, taken for a real one: the card is asked, and not the server."""
+
+    def launch(self, flags, port):
+        return replace(super().launch(flags, port), simulated=False)
+
+
+def as_kind(kind, plain):
+    return kind(**{name: getattr(plain, name) for name in plain.__dataclass_fields__})
+
+
+def test_the_card_is_looked_at_while_a_trial_is_measured(tool, tmp_path):
+    wanted = load_profile(str(tool.profile), overrides=["measure.rounds=1"])
+    card = load_card("rtx-5090")
+    plain = simulated_launcher(wanted, Simulated(card.id, 2, 100.0), host="127.0.0.1", port=None)
+    candidate = Candidate(
+        number=1,
+        source="search",
+        flags={**model_flags(wanted, simulated=True), **wanted.flags, **wanted.known[0].flags},
+        started=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    record = run_trial(
+        candidate,
+        folder=tmp_path,
+        profile=wanted,
+        launcher=as_kind(Unsimulated, plain),
+        gauge=Gauge(lambda: 1, card.memory_mib, lambda: GpuSample(2400, 14001, 500.0, 60, (), 30_000)),
+        predicted=None,
+        on_stage=lambda _: None,
+    )
+    assert record.telemetry.clock_sm_mhz.median == 2400
+    assert record.telemetry.samples >= 2
+    assert record.measured.vram_used_mib == 30_000
+    assert type(record).model_validate_json(record.model_dump_json()) == record
+
+
 def test_a_study_on_a_card_that_heats_up_ends_with_what_is_better(tool, monkeypatch):
     """Nine draft tokens are 2.4 % faster than the known eight; at first they look slower."""
     for kind in ("state", "config", "cache"):
@@ -122,7 +160,7 @@ def test_a_study_on_a_card_that_heats_up_ends_with_what_is_better(tool, monkeypa
     wanted = load_profile(str(tool.profile), overrides=["measure.rounds=3"])
     card = load_card("rtx-5090")
     plain = simulated_launcher(wanted, Simulated(card.id, 2, 40.0), host="127.0.0.1", port=None)
-    launcher = Warming(**{name: getattr(plain, name) for name in plain.__dataclass_fields__})
+    launcher = as_kind(Warming, plain)
     folder, begun = create_study(
         "hot",
         wanted,
