@@ -43,6 +43,8 @@ _DARING = 0.05
 _MOST_COMBINATIONS = 1500
 _MOST_LOOKS, _MOST_FITTING = 600, 60
 """Combinations whose memory is worked out for one proposal, and those of them that fit."""
+_EVEN = 0.5
+"""Of a chance: below it a limit is more likely broken than kept."""
 _NEARLY = 0.9
 """Of the most that a combination could be worth: good enough not to look at the next one."""
 
@@ -422,8 +424,14 @@ class Search:
             if not any(self._value(record, name) is not None for record in self.records):
                 continue
             means, spreads = self._expected(name, places)
-            chances *= _within(means, np.hypot(spreads, NOISE), limit, less=name in LESS_IS_BETTER)
+            kept = _within(means, np.hypot(spreads, NOISE), limit, less=name in LESS_IS_BETTER)
+            # What is expected to miss hopes for luck, and each that missed by a hair had no more of it.
+            chances *= np.where(kept < _EVEN, kept * 0.5 ** self._missed(name), kept)
         return chances
+
+    def _missed(self, name: Limited) -> int:
+        """How many broke a limit by no more than launches differ."""
+        return sum(0 < record.violations.get(name, 0.0) <= NOISE for record in self.records)
 
     def _effects(self, figure: Goal | Limited) -> list[Effect]:
         sizes: list[Effect] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_deploy.bench.measurement import Spread
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import shared_flags
@@ -14,7 +15,7 @@ from dflash_deploy.tune.search import Proposal, Search, Stop
 from dflash_deploy.tune.select import best_of
 from dflash_deploy.tune.space import key_of, space_of
 
-from .samples import boot, profile, trial
+from .samples import boot, measurement, profile, trial
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from virtual_trial import VirtualCard
@@ -232,6 +233,41 @@ def test_without_a_plan_it_learns_from_what_it_measures():
     best = max(records, key=lambda record: record.objective)
     assert abs(best.flags["speculative-num-draft-tokens"] - 11) <= 1
     assert len(records) < 20
+
+
+def test_what_misses_a_limit_by_a_hair_is_not_launched_in_every_form_of_it():
+    space = {
+        "attention-backend": {"choices": ["flashinfer", "triton"]},
+        "schedule-conservativeness": {"choices": [0.5, 0.7, 0.9, 1.0, 1.1, 1.3]},
+        "disable-radix-cache": {"choices": [True, False]},
+        "chunked-prefill-size": {"choices": [1024, 2048, 4096]},
+    }
+    limits = {"optimize": "total_tokens_per_s", "constraints": {"latency_s": {"max": 2.0}}}
+
+    def measured(settings, number):
+        quick = settings["attention-backend"] == "flashinfer"
+        given = {"flags": settings, "boot": boot()}
+        if quick:
+            spread = Spread(1.5, 1.5, 1.5)
+            return trial(number, (100.0,), measured=measurement((100.0,), latency_s=spread), **given)
+        spread = Spread(2.004, 2.004, 2.004)
+        return trial(
+            number,
+            (150.0,),
+            outcome="infeasible",
+            feasible=False,
+            violations={"latency_s": 0.002},
+            measured=measurement((150.0,), latency_s=spread),
+            **given,
+        )
+
+    search = searched(space, objective=limits)
+    records = []
+    while len(records) < 40 and isinstance(step := search.ask(), Proposal) and step.proves is None:
+        records.append(measured(step.settings, len(records) + 1))
+        search.tell(records[-1])
+    missed = [record for record in records if not record.feasible]
+    assert 1 <= len(missed) < 18, "there are 36 such configurations"
 
 
 def test_what_is_hungrier_than_what_ran_out_of_memory_is_not_tried():
