@@ -71,8 +71,8 @@ def again_of(profile: Profile, trials: Iterable[TrialRecord]) -> Mapping[int, Tr
 def doubtful(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | None:
     """The trial to start again next because the machine was not the same; None where there is none to.
 
-    First those that may be better than the best, then the settings that somebody knew, for what is said of
-    them is told most.
+    First those that may be better than the best, and at the last a setting that somebody knew, for what is
+    said of it is told most.
     """
     trials = list(trials)
     held = holding(trials)
@@ -89,10 +89,13 @@ def doubtful(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | N
         if excused and hope > NOISE:
             hopes[trial.number] = hope
     known = [trial for trial in others if trial.source.startswith(KNOWN) and unlike(trial, best, proof, goal)]
+    last = len(again) == _MOST_AGAIN
+    if known and (last or not hopes):
+        return known[0]
     return max(
         (trial for trial in others if trial.number in hopes),
         key=lambda trial: hopes[trial.number],
-        default=known[0] if known else None,
+        default=None,
     )
 
 

@@ -104,6 +104,23 @@ def test_it_ends_however_many_seem_doubtful():
     assert started == 3
 
 
+def test_one_of_the_launches_is_kept_for_the_known_setting():
+    known = seen(1, 99.0, source="known:hand")
+    best = seen(2, 104.0)
+    trials = [
+        known,
+        best,
+        *(seen(number, 103.0 + number / 100) for number in range(3, 9)),
+        again(9, best, 100.0),
+    ]
+    started = []
+    while (one := doubtful(PROFILE, trials)) is not None:
+        started.append(one.number)
+        trials.append(again(9 + len(started), one, 99.0))
+    assert len(started) == 3
+    assert started[-1] == 1
+
+
 @dataclass(frozen=True)
 class Warming(Launcher):
     """Every server but the first finds a card that heat holds back."""
