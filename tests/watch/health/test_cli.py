@@ -80,7 +80,7 @@ def test_a_wrong_command_line_is_unknown_and_not_the_services_fault(wrong: list[
 
 
 def test_a_file_that_cannot_be_written_is_unknown(tmp_path: Path):
-    with serving(HEALTHY) as engine:
+    with serving(WELL) as engine:
         done = run("--url", engine.url, "--prometheus", str(tmp_path))
     assert done.returncode == 3
     assert done.stdout.startswith("DFLASH UNKNOWN - ")
