@@ -114,7 +114,7 @@ def test_status_shows_the_last_hours_and_a_watch_keeps_them():
         subprocess.run(watch, capture_output=True, timeout=100, check=True)
         (file,) = (state_dir() / "history").iterdir()
         # One a minute: two where the minute ended between the looks.
-    assert 1 <= len(read(file, since_s=0)) <= 2
+        assert 1 <= len(read(file, since_s=0)) <= 2
         assert file.stat().st_mode & 0o777 == 0o600
         for minutes in range(1, 200):
             keep(file, Sample(time.time() - 60 * minutes, tokens_per_s=float(minutes % 50), kv_usage=0.5))
