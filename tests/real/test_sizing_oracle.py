@@ -134,7 +134,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model=models(), chosen=CONFIGURATIONS)
 def test_sizing(oracle: Oracle, release: str, model: ModelCard, chosen: dict):
     algorithm = chosen["algorithm"]
