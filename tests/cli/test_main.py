@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.errors import ExitCode
+from tests.tool import run_tool
 
 _TOOL = [sys.executable, "-m", "dflash_deploy"]
-
-
-def _run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_TOOL, *words], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["profile", "list"], ["probe", "--json"]])
@@ -44,14 +41,14 @@ def test_a_reader_that_leaves_is_no_failure_to_speak_of() -> None:
     ],
 )
 def test_a_name_longer_than_any_file_s_is_told(words: list[str]) -> None:
-    run = _run(*words)
+    run = run_tool(*words)
     assert run.returncode in (ExitCode.INVALID_INPUT, ExitCode.UNAVAILABLE, ExitCode.MISSING)
     assert "Traceback" not in run.stderr
     assert run.stderr.startswith("error: ")
 
 
 def test_nothing_in_a_message_reaches_the_terminal_as_a_command() -> None:
-    run = _run("profile", "show", "./\x1b]0;title\x07\x9b31m\u202ered.yaml")
+    run = run_tool("profile", "show", "./\x1b]0;title\x07\x9b31m\u202ered.yaml")
     assert run.returncode == ExitCode.MISSING
     assert run.stderr == "error: ?]0;title??31m?red.yaml: no such file\n"
 
@@ -92,7 +89,7 @@ def _run_homeless(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_folder_that_cannot_be_looked_into_is_named(words: list[str]) -> None:
     place = "/" + "a" * 300
     places = {f"XDG_{name}_HOME": place for name in ("CONFIG", "STATE", "CACHE", "DATA")}
-    run = _run(*words, env=os.environ | places)
+    run = run_tool(*words, env=os.environ | places)
     assert run.returncode == ExitCode.UNAVAILABLE, run.stderr
     assert run.stderr.startswith(f"error: {place}/dflash-deploy/")
     assert "File name too long" in run.stderr

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.tool import run_tool
+
 COMMAND = (
     "python -m sglang.launch_server --model-path RadixArk/Qwen3.8-27B-NVFP4 --speculative-algorithm DFLASH "
     "--speculative-draft-model-path incoai/Qwen3.8-27B-DFlash2 --speculative-num-draft-tokens 8 "
@@ -25,18 +27,11 @@ COMMAND = (
 LAZY = f"{COMMAND} --mamba-radix-cache-strategy extra_buffer_lazy"
 
 
-def run(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dflash_deploy", "plan", *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return run_tool("plan", *arguments, text=text)
 
 
-def planned(*arguments: str, text: str | None = None) -> dict[str, Any]:
+def planned(*arguments: str, text: str = "") -> dict[str, Any]:
     done = run("--json", *arguments, text=text)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)

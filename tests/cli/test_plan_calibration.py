@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.engine.sglang.bootlog import read_boot_log
 from dflash_deploy.errors import ExitCode
 from tests.simulator.conftest import FOUR_USERS, ONE_USER, launching
+from tests.tool import run_tool
 
 CARD = ("--gpu", "rtx-5090")
 
@@ -43,8 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dflash_deploy", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return run_tool("plan", *arguments)
 
 
 def planned(*arguments: str) -> dict:

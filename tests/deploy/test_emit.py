@@ -14,6 +14,7 @@ from dflash_deploy.bench.measurement import Measurement, Spread
 from dflash_deploy.paths import state_dir
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.tune.records import StudyRecord, TrialRecord, trial_folder, write_record
+from tests.tool import run_tool
 
 from . import systemd_syntax as systemd
 
@@ -70,13 +71,7 @@ def study() -> Path:
 
 
 def emit(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dflash_deploy", "emit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_tool("emit", *arguments)
 
 
 def command_of(unit: str) -> list[str]:

@@ -21,6 +21,7 @@ from dflash_deploy.serving_env.patches.description import load_patch
 from dflash_deploy.serving_env.patches.operations import apply
 from dflash_deploy.serving_env.patches.tree import find_tree
 from tests.serving_env.patches.trees import FP8, FP8_SOURCE
+from tests.tool import run_tool
 
 from .test_emit import trial, write_study
 
@@ -38,12 +39,9 @@ def python(tmp_path: Path) -> Path:
 
 
 def service(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dflash_deploy", "service", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    return run_tool(
+        "service",
+        *arguments,
         # No manager of the person who runs the tests is to be reached.
         env={
             **os.environ,

@@ -15,19 +15,14 @@ from dflash_deploy import paths
 from dflash_deploy.diagnosis.redact import redacted
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.tune.records import StudyRecord, TrialRecord, trial_folder, write_record
+from tests.tool import run_tool
 
 from . import logs
 from .test_verdict import NO_KV
 
 
 def run(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dflash_deploy", "diagnose", *words],
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_tool("diagnose", *words, text=given)
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.checkpoints import draft_config, draft_tensors, small_qwen, write_checkpoint
 from tests.machine.nvml_stub import StubCard, build_stub, stub_env
+from tests.tool import run_tool
 
 Doctor = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -46,20 +46,10 @@ def doctor(nvml: Path) -> Doctor:
     """Runs ``dflash-deploy doctor`` as a process, on a machine with the given cards."""
 
     def run(
-        *arguments: str | Path, cards: tuple[StubCard, ...] = (), **more: object
+        *arguments: str | Path, cards: tuple[StubCard, ...] = (), env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dflash_deploy", "doctor", *map(str, arguments)]
-        variables = {**os.environ, **(stub_env(nvml, *cards) if cards else {})}
-        done = subprocess.run(
-            command,
-            env={**variables, **dict(more.pop("env", {}))},  # type: ignore[call-overload]
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            **more,  # type: ignore[call-overload]
-        )
+        stub = stub_env(nvml, *cards) if cards else {}
+        done = run_tool("doctor", *arguments, env={**os.environ, **stub, **(env or {})})
         assert "Traceback" not in done.stderr, done.stderr
         return done
 

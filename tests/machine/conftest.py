@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tool import run_tool
+
 from .nvml_stub import StubCard, build_stub, stub_env
 
 RunProbe = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -18,12 +20,16 @@ def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_stub(tmp_path_factory.mktemp("nvml"))
 
 
-def run_python(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def on_cards(variables: dict[str, str]) -> dict[str, str]:
+    """The variables of a process with those of ``stub_env``, and none of the person's who runs the tests."""
     dropped = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH"}
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**{name: value for name, value in os.environ.items() if name not in dropped}, **variables}
+
+
+def run_python(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**environment, **variables},
+        env=on_cards(variables),
         capture_output=True,
         text=True,
         errors="replace",
@@ -43,7 +49,7 @@ def probe(stub_library: Path) -> RunProbe:
         **stub: object,
     ) -> subprocess.CompletedProcess[str]:
         variables = {**stub_env(stub_library, *cards, **stub), **(environ or {})}
-        result = run_python(["-m", "dflash_deploy", "probe", *options], variables)
+        result = run_tool("probe", *options, env=on_cards(variables))
         assert "Traceback" not in result.stderr
         return result
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import RunProbe, run_python
+from tests.tool import run_tool
+
+from .conftest import RunProbe, on_cards, run_python
 from .nvml_stub import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -236,7 +238,7 @@ def test_counting_refused(probe: RunProbe):
 
 
 def test_no_driver_at_all():
-    result = run_python(["-m", "dflash_deploy", "probe"], {})
+    result = run_tool("probe", env=on_cards({}))
     if result.returncode == 0:
         pytest.skip("this machine has an NVIDIA driver")
     assert result.returncode == 4

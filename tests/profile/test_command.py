@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.profile.conftest import MINIMAL, ProfileWriter
+from tests.tool import run_tool
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dflash_deploy", "profile", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_tool("profile", *arguments)
 
 
 def test_list_has_one_line_a_profile_and_no_colour_in_a_pipe(write: ProfileWriter) -> None:

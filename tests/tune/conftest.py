@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.tool import run_tool
 
 PROFILE = """
 summary: small, for tests
@@ -73,18 +75,26 @@ class Tool:
         stdout: int = subprocess.PIPE,
         **env: str,
     ) -> subprocess.Popen[str]:
-        xdg = {f"XDG_{kind.upper()}_HOME": str(self.home / kind) for kind in ("state", "config", "cache")}
         return subprocess.Popen(
             [*wrapper, sys.executable, "-m", "dflash_deploy", *map(str, arguments)],
-            env={**os.environ, **xdg, **self.env, **env},
+            env=self.variables(env),
             stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
         )
 
-    def run(self, *arguments: str | Path, wrapper: tuple[str, ...] = (), **env: str) -> Ended:
-        with self.start(*arguments, wrapper=wrapper, **env) as process:
+    def variables(self, more: Mapping[str, str]) -> dict[str, str]:
+        xdg = {f"XDG_{kind.upper()}_HOME": str(self.home / kind) for kind in ("state", "config", "cache")}
+        return {**os.environ, **xdg, **self.env, **more}
+
+    def run(self, *arguments: str | Path, **env: str) -> Ended:
+        done = run_tool(*arguments, env=self.variables(env))
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def wrapped(self, shell: str, *arguments: str | Path) -> Ended:
+        """By a shell that starts it as ``"$@"``."""
+        with self.start(*arguments, wrapper=("bash", "-c", shell, "-")) as process:
             out, err = process.communicate(timeout=110)
         return Ended(process.returncode, out, err)
 

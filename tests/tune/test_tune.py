@@ -301,7 +301,7 @@ def test_a_taken_port_is_told_and_nothing_is_launched(tool):
 )
 def test_output_that_nobody_takes(tool, shell, code, said):
     command = [word for word in tool.command("--trials", "1", "--name", "s") if word != "--json"]
-    ended = tool.run(*command, wrapper=("bash", "-c", shell, "-"))
+    ended = tool.wrapped(shell, *command)
     assert ended.code == code, ended.err
     assert said in ended.err
     assert "Traceback" not in ended.err
@@ -312,9 +312,7 @@ def test_a_full_disk_is_told_and_what_has_ended_is_kept(tool):
     assert tool.simulate("--trials", "1", "--name", "s").code == 0
     before = tool.trials("s")
     # A limit on the size of files refuses writes as a full disk does, and needs no disk to fill.
-    ended = tool.run(
-        "tune", "--resume", "--trials", "3", wrapper=("bash", "-c", 'ulimit -f 1; exec "$@"', "-")
-    )
+    ended = tool.wrapped('ulimit -f 1; exec "$@"', "tune", "--resume", "--trials", "3")
     assert ended.code == ExitCode.UNAVAILABLE, ended.err
     assert "Traceback" not in ended.err
     assert "error:" in ended.err

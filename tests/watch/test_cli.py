@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.tool import run_tool
 
 from .engine_server import HEALTHY, serving
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dflash_deploy", "status", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_tool("status", *arguments)
 
 
 def test_a_healthy_server_gives_0_and_plain_text_in_a_pipe():

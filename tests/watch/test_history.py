@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from dflash_deploy.paths import state_dir
 from dflash_deploy.watch import history
 from dflash_deploy.watch.history import Sample, keep, read, series, sparkline
+from tests.tool import run_tool
 
 from .engine_server import HEALTHY, serving
 
@@ -107,18 +106,15 @@ def test_a_line_goes_from_zero_to_the_largest():
 
 def test_status_shows_the_last_hours_and_a_watch_keeps_them():
     with serving(HEALTHY) as engine:
-        command = [sys.executable, "-m", "dflash_deploy", "status", "--url", engine.url]
-        watch = [*command, "--watch", "--every", "0.5", "--times", "1"]
-        subprocess.run(watch, capture_output=True, timeout=100, check=True)
+        command = ("status", "--url", engine.url)
+        assert run_tool(*command, "--watch", "--every", "0.5", "--times", "1").returncode == 0
         (file,) = (state_dir() / "history").iterdir()
         assert len(read(file, since_s=0)) == 1
         assert file.stat().st_mode & 0o777 == 0o600
         for minutes in range(1, 200):
             keep(file, Sample(time.time() - 60 * minutes, tokens_per_s=float(minutes % 50), kv_usage=0.5))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        as_json = subprocess.run(
-            [*command, "--json"], capture_output=True, text=True, timeout=100, check=False
-        )
+        done = run_tool(*command)
+        as_json = run_tool(*command, "--json")
     (line,) = [line for line in done.stdout.splitlines() if "tokens/s" in line and "last 6 h" in line]
     assert "▅" in line
     assert "·" in line
@@ -135,14 +131,8 @@ def test_a_damaged_history_does_not_keep_status_from_its_work():
         file = state_dir() / "history" / f"{key}.sqlite"
         file.parent.mkdir(parents=True)
         file.write_bytes(b"SQLite format 3\0 and nothing else")
-        command = [sys.executable, "-m", "dflash_deploy", "status", "--url", engine.url, "--watch"]
-        done = subprocess.run(
-            [*command, "--every", "0.5", "--times", "2"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        watch = ("--watch", "--every", "0.5", "--times", "2")
+        done = run_tool("status", "--url", engine.url, *watch)
     assert (done.returncode, done.stderr) == (0, "")
     # One a minute: two where the minute ended between the looks.
     assert 1 <= len(read(file, since_s=0)) <= 2

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from dflash_deploy.engine.boot import BootRecord, GraphCapture, KvPool, LoadedWeights, Stage, StateCache
 from dflash_deploy.engine.sglang.http import MemoryUsage
 from dflash_deploy.watch.memory import Part, split
-from tests.machine.conftest import run_python, stub_library  # noqa: F401 - a fixture
+from tests.machine.conftest import on_cards, stub_library  # noqa: F401 - a fixture
 from tests.machine.nvml_stub import NOT_SUPPORTED, StubCard, StubProcess, stub_env
 from tests.simulator.conftest import FOUR_USERS, launch  # noqa: F401 - a fixture
+from tests.tool import run_tool
 
 from .engine_server import HEALTHY, serving
 
@@ -40,22 +41,19 @@ def test_a_pipe_gets_one_plain_block_after_another():
 
 def test_json_is_one_object_a_line():
     with serving(HEALTHY) as engine:
-        command = [*_STATUS, "--url", engine.url, "--json", "--watch", "--every", "0.5", "--times", "2"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        watch = ("--watch", "--every", "0.5", "--times", "2")
+        done = run_tool("status", "--url", engine.url, "--json", *watch)
     assert [json.loads(line)["healthy"] for line in done.stdout.splitlines()] == [True, True]
 
 
 def test_it_goes_on_without_a_server_and_without_a_card():
-    command = [*_STATUS, "no-such-service", "--watch", "--every", "0.5", "--times", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run_tool("status", "no-such-service", "--watch", "--every", "0.5", "--times", "2")
     assert done.returncode == 0
     assert done.stdout.count("No server is found for no-such-service") == 2
 
 
 def test_how_often_is_about_a_watch_alone():
-    done = subprocess.run(
-        [*_STATUS, "--times", "2"], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run_tool("status", "--times", "2")
     assert (done.returncode, done.stdout) == (2, "")
     assert "add --watch" in done.stderr
 
@@ -120,9 +118,9 @@ def test_cards_tell_power_heat_clocks_and_what_holds_them_back(stub_library):  #
             used_mib=31_900,
             processes=(StubProcess(pid, 31_000), StubProcess(1, 400, "graphics")),
         )
-        arguments = ["-m", "dflash_deploy", "status", "--url", engine.url]
-        done = run_python(arguments, stub_env(stub_library, card))
-        as_json = run_python([*arguments, "--json"], stub_env(stub_library, card))
+        variables = on_cards(stub_env(stub_library, card))
+        done = run_tool("status", "--url", engine.url, env=variables)
+        as_json = run_tool("status", "--url", engine.url, "--json", env=variables)
     text = " ".join(done.stdout.split())
     assert "431 of 575 W, 78 °C, SM 2610 MHz" in text
     assert "hardware thermal slowdown" in text
@@ -140,9 +138,9 @@ def test_two_cards_and_a_desktop_on_one_of_them(stub_library):  # noqa: F811
             StubCard(used_mib=1_400, processes=(StubProcess(1, 900, "graphics"),)),
             StubCard(used_mib=30_000, processes=(StubProcess(os.getpid(), 29_500),)),
         )
-        arguments = ["-m", "dflash_deploy", "status", "--url", engine.url, "--json"]
-        done = run_python(arguments, stub_env(stub_library, *cards))
-        shown = run_python(arguments[:-1], stub_env(stub_library, *cards))
+        variables = on_cards(stub_env(stub_library, *cards))
+        done = run_tool("status", "--url", engine.url, "--json", env=variables)
+        shown = run_tool("status", "--url", engine.url, env=variables)
     found = json.loads(done.stdout)
     # The server's share is on the second card alone; both cards are shown.
     ((vram,),) = [server["vram"] for server in found["servers"]]
@@ -153,38 +151,23 @@ def test_two_cards_and_a_desktop_on_one_of_them(stub_library):  # noqa: F811
 
 def test_a_card_without_memory_of_its_own_is_shown(stub_library):  # noqa: F811
     errors = {"nvmlDeviceGetMemoryInfo_v2": NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo": NOT_SUPPORTED}
-    done = run_python(
-        ["-m", "dflash_deploy", "status", "--url", "127.0.0.1:1"],
-        stub_env(stub_library, StubCard(name="NVIDIA GB10", errors=errors)),
-    )
+    variables = on_cards(stub_env(stub_library, StubCard(name="NVIDIA GB10", errors=errors)))
+    done = run_tool("status", "--url", "127.0.0.1:1", env=variables)
     assert "tells no memory of its own" in " ".join(done.stdout.split())
     assert done.returncode == 1
 
 
 def test_a_card_lost_while_watching_is_told_and_the_watch_goes_on(stub_library):  # noqa: F811
-    done = run_python(
-        [
-            "-m",
-            "dflash_deploy",
-            "status",
-            "--url",
-            "127.0.0.1:1",
-            "--watch",
-            "--every",
-            "0.5",
-            "--times",
-            "2",
-        ],
-        stub_env(stub_library, StubCard(lost_after=3)),
-    )
+    variables = on_cards(stub_env(stub_library, StubCard(lost_after=3)))
+    watch = ("--watch", "--every", "0.5", "--times", "2")
+    done = run_tool("status", "--url", "127.0.0.1:1", *watch, env=variables)
     assert done.returncode == 0
     assert done.stdout.count("has fallen off the bus") >= 2
 
 
 def test_a_simulated_servers_memory_is_split_and_marked(launch):  # noqa: F811
     server = launch(f"{FOUR_USERS} --enable-metrics")
-    command = [*_STATUS, "--url", f"http://127.0.0.1:{server.port}", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run_tool("status", "--url", f"http://127.0.0.1:{server.port}", "--json")
     (found,) = json.loads(done.stdout)["servers"]
     assert found["kind"] == "simulated"
     parts = {part["name"]: part["mib"] for part in found["memory"]}

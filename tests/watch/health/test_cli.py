@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tool import run_tool
 from tests.watch.engine_server import HEALTHY, serving
 
 WELL = {**HEALTHY, "/generate": (200, b'{"meta_info": {"completion_tokens": 1}}')}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "dflash_deploy", "health", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_tool("health", *arguments, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_a_server_that_is_well_gives_0_and_one_line_with_figures():

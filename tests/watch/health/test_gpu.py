@@ -15,8 +15,9 @@ from dflash_deploy.machine.gpu import Gpu, GpuReading
 from dflash_deploy.watch.health import gpu, kernel_log
 from dflash_deploy.watch.health.kernel_log import Xid
 from dflash_deploy.watch.health.verdict import Verdict
-from tests.machine.conftest import run_python, stub_library  # noqa: F401 - a fixture
+from tests.machine.conftest import on_cards, run_python, stub_library  # noqa: F401 - a fixture
 from tests.machine.nvml_stub import NOT_SUPPORTED, StubCard, stub_env
+from tests.tool import run_tool
 from tests.watch.engine_server import HEALTHY, serving
 
 TOKEN = (200, b'{"meta_info": {"completion_tokens": 1}}')
@@ -25,8 +26,8 @@ CARD = Gpu(0, "card")
 
 def health(library: Path, *cards: StubCard, options: tuple[str, ...] = ()) -> tuple[int, dict]:
     with serving({**HEALTHY, "/generate": TOKEN}) as engine:
-        arguments = ["-m", "dflash_deploy", "health", "--url", engine.url, "--json", *options]
-        done = run_python(arguments, stub_env(library, *cards))
+        variables = on_cards(stub_env(library, *cards))
+        done = run_tool("health", "--url", engine.url, "--json", *options, env=variables)
     assert done.stderr == ""
     found = json.loads(done.stdout)
     return done.returncode, {layer["name"]: layer for layer in found["layers"]}
@@ -69,9 +70,8 @@ def test_a_card_without_memory_of_its_own_is_unknown_and_no_failure(stub_library
 
 def test_without_a_driver_the_cards_are_unknown_and_the_rest_is_checked(stub_library):  # noqa: F811
     with serving({**HEALTHY, "/generate": TOKEN}) as engine:
-        done = run_python(
-            ["-m", "dflash_deploy", "health", "--url", engine.url], stub_env(stub_library, init_code=9)
-        )
+        variables = on_cards(stub_env(stub_library, init_code=9))
+        done = run_tool("health", "--url", engine.url, env=variables)
     assert done.returncode == 0
     assert done.stdout.startswith("DFLASH OK - ")
 
