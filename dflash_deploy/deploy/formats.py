@@ -189,7 +189,8 @@ def _quadlet(spec: UnitSpec, container: _Container) -> str:
         program=container.command[0],
         command=_lines(map(escape.command_word, container.command[1:])),
         environment=[escape.environment_assignment(*item) for item in sorted(spec.env.items())],
-        binds=[escape.command_word(bind) for bind in binds],
+        # Taken as it stands to the end of the line, quotation marks among it.
+        binds=binds,
         cache=_CACHE_IN_CONTAINER,
         system=spec.manager == "system",
         stop_s=STOP_S,

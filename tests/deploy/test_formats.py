@@ -107,7 +107,7 @@ def test_a_script_does_not_start_on_a_taken_port_or_with_a_key_for_everyone(tmp_
     env=st.dictionaries(st.from_regex(r"T_[A-Z]{1,4}", fullmatch=True), _WORD),
 )
 def test_compose_gives_the_engine_exactly_its_words(words, env):
-    # No container engine is here to read it: YAML is parsed, and compose's own rule of `$$` undone.
+    # Compose's own rule of `$$` is undone here; a real lane has compose itself read it.
     words = [word.replace("/", "") for word in words]
     written = yaml.safe_load(text("compose", replace(_SPEC, argv=("/env/python", "-m", *words), env=env)))
     service = written["services"]["sglang"]
@@ -131,9 +131,10 @@ def test_compose_says_what_the_unit_says():
 
 def test_a_quadlet_says_what_the_unit_says():
     written = systemd.settings(text("quadlet", replace(_SPEC, host="0.0.0.0", api_key_file="/etc/k.yaml")))
-    assert written["Entrypoint"] == ["python3"]
+    # A key of its own since podman 5 only.
+    assert "--entrypoint=python3" in written["PodmanArgs"][0].split()
     assert systemd.words(written["Exec"][0]) == [*_SPEC.argv[1:], "--config", "/run/secrets/engine.yaml"]
-    assert [systemd.words(bind)[0] for bind in written["Volume"][1:]] == [
+    assert written["Volume"][1:] == [
         "/data/my models:/data/my models:ro",
         "/etc/k.yaml:/run/secrets/engine.yaml:ro",
     ]
