@@ -24,6 +24,7 @@ from dflash_deploy.machine.gpu import GpuSample
 
 _SLOWEST_TOKENS_PER_S = 0.5
 _WINDOW_S = 60.0
+_LEAST_OF_WANTED = 0.9
 _ROOM_TOKENS = 16
 """Between a prompt with its answer and the longest context: a template may end an answer with some."""
 
@@ -302,20 +303,52 @@ class _Play:
             ]
             known = [one for one in prompts if one is not None]
             if len(known) < len(prompts):
-                self.stopped = f"{wanted} tokens: the server does not count a prompt's tokens"
+                if self._goes_on_without(wanted, counter):
+                    continue
+                return
+            fitted = min(one.tokens for one in known)
+            if fitted < wanted * _LEAST_OF_WANTED:
+                self._notes.append(
+                    f"the server counts {fitted:,} tokens of a longer prompt too, and so cuts off the rest"
+                )
                 return
             self._tell(f"{wanted} tokens")
             player = self._player([one.prompt for one in known])
             player.load = replace(player.load, salt=None)
             results = asyncio.run(player.closed(1, requests=protocol.rounds))
+            if self._levels and all(one.error_kind == "refused" for one in results):
+                self._notes.append(f"the server refuses a prompt of {wanted:,} tokens")
+                return
             counted = [one.prompt_tokens for one in results if one.prompt_tokens]
             tokens = min(counted if counter.by_asking and counted else [one.tokens for one in known])
             self._add(f"{tokens} tokens", 1, results, prompt_tokens=tokens)
             if self.stopped:
                 return
 
+    def _goes_on_without(self, wanted: int, counter: ServerCounter) -> bool:
+        """Say why there is no prompt of this length; False where there will be no longer one either."""
+        bare = counter(self._base())
+        if bare is not None and bare + _ROOM_TOKENS > wanted:
+            self._notes.append(f"the prompt itself has {bare:,} tokens: there is no level of {wanted:,}")
+            return True
+        if bare is not None:
+            self._notes.append(
+                f"the server refuses a prompt of {wanted:,} tokens, or takes too long to count it"
+            )
+            return False
+        # Whether it is there at all is told by asking.
+        results = asyncio.run(self._player([self._base()]).closed(1, requests=1))
+        if results[0].error is not None:
+            self._add(f"{wanted} tokens", 1, results)
+        else:
+            self.stopped = f"{wanted} tokens: the server does not count a prompt's tokens"
+        return False
+
+    def _base(self) -> Prompt:
+        return (self._options.prompts or lasting("instruction"))[0]
+
     def _prompt_of(self, wanted: int, counter: ServerCounter, name: str) -> Fitted | None:
-        base = (self._options.prompts or lasting("instruction"))[0]
+        base = self._base()
         salt = self._options.salt
         if salt is None:
             return fit(base, wanted, counter)

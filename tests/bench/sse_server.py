@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Script:
     tokenizes: bool = False
     plain_only: bool = False
     counts: bool = False
+    longest_words: int | None = None
+    beyond: Literal["refuses", "cuts", "dies"] = "refuses"
 
 
 @dataclass
@@ -66,14 +69,20 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tu
                 seen.now += 1
                 seen.most = max(seen.most, seen.now)
                 try:
+                    too_long = _words(seen.bodies[-1]) > (script.longest_words or 1 << 30)
+                    if too_long and script.beyond == "dies":
+                        script.status, script.body, script.tokenizes = "500 Gone", b"out of memory", False
+                    if too_long and script.beyond == "refuses" and not head.startswith(b"POST /tokenize"):
+                        await _play(Script(status="400 Bad Request", body=b"too long"), 0, writer)
+                        continue
                     if script.counts and head.startswith(b"POST /tokenize"):
                         writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
                         continue
                     if script.tokenizes and head.startswith(b"POST /tokenize"):
-                        await _count_words(seen.bodies[-1], writer)
+                        await _count_words(script, seen.bodies[-1], writer)
                         continue
                     if script.counts and not seen.bodies[-1].get("stream"):
-                        await _count_words(seen.bodies[-1], writer)
+                        await _count_words(script, seen.bodies[-1], writer)
                         continue
                     wrong = script.plain_only and "ignore_eos" in seen.bodies[-1]
                     refusal = Script(status="400 Bad Request", body=b"unknown: ignore_eos")
@@ -151,8 +160,14 @@ async def _play(script: Script, number: int, writer: asyncio.StreamWriter) -> No
     await writer.drain()
 
 
-async def _count_words(body: dict, writer: asyncio.StreamWriter) -> None:
-    words = sum(len(message["content"].split()) for message in body["messages"])
+def _words(body: dict) -> int:
+    return sum(len(message["content"].split()) for message in body.get("messages", ()))
+
+
+async def _count_words(script: Script, body: dict, writer: asyncio.StreamWriter) -> None:
+    words = _words(body)
+    if script.beyond == "cuts":
+        words = min(words, script.longest_words or words)
     told = {"usage": {"prompt_tokens": words}} if "max_tokens" in body else {"count": words}
     answer = json.dumps(told).encode()
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(answer), answer))

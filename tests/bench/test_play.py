@@ -124,6 +124,38 @@ def test_prompts_of_an_exact_length_are_asked_on_a_ladder():
     assert len({json.dumps(body) for body in chats}) == 4
 
 
+@pytest.mark.parametrize("counts", ["tokenizes", "counts"])
+@pytest.mark.parametrize(
+    ("beyond", "note"), [("refuses", "refuses a prompt of 300 tokens"), ("cuts", "cuts off the rest")]
+)
+def test_a_ladder_ends_where_the_server_takes_no_longer_prompt(counts, beyond, note):
+    script = Script(wait_s=0.001, longest_words=200, beyond=beyond)
+    with serving(replace(script, **{counts: True})) as (url, seen):
+        result = run_protocol(Endpoint(url), quick("context-ladder", prompt_tokens=(100, 300, 500)))
+    assert [level.users for level in result.levels] == [1]
+    assert result.stopped is None
+    assert note in result.notes[0]
+    assert len(seen.bodies) < 50
+
+
+def test_a_server_that_dies_of_a_long_prompt_has_failed():
+    script = Script(wait_s=0.001, tokenizes=True, longest_words=200, beyond="dies")
+    with serving(script) as (url, _):
+        result = run_protocol(Endpoint(url), quick("context-ladder", prompt_tokens=(100, 300, 500)))
+    assert "out of memory" in result.stopped
+    assert [dict(level.figures.errors) for level in result.levels] == [{}, {"http": 1}]
+
+
+def test_a_prompt_of_ones_own_is_longer_than_the_first_steps_of_a_ladder():
+    own = (ask("word " * 180),)
+    with serving(Script(wait_s=0.001, tokenizes=True)) as (url, _):
+        result = run_protocol(
+            Endpoint(url), quick("context-ladder", prompt_tokens=(100, 250)), Options(prompts=own)
+        )
+    assert [level.prompt_tokens for level in result.levels] == [250]
+    assert "the prompt itself has 180 tokens" in result.notes[0]
+
+
 def test_no_prompt_of_a_ladder_is_in_the_cache_for_having_been_counted():
     usage = {"prompt_tokens": 101, "completion_tokens": 9}
     with serving(Script(wait_s=0.01, counts=True, usage=usage)) as (url, seen):

@@ -77,6 +77,9 @@ def fit(prompt: Prompt, tokens: int, count: Counter, *, salt: str | None = None)
         counted = count(longer)
         if counted is None:
             return None
+        if counted <= best.tokens:
+            # More words and no more tokens: the server cuts off what goes over its context.
+            break
         per_word = max(0.2, (counted - bare) / guess)
         if counted <= tokens:
             fits, best = guess, Fitted(longer, counted)
