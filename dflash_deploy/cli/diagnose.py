@@ -112,7 +112,7 @@ def _read_trial(number: int, study: str | None, exit_status: int | None) -> Diag
     from dflash_deploy.diagnosis import diagnose as read
     from dflash_deploy.tune.launching import values
     from dflash_deploy.tune.records import read_trials, trial_folder
-    from dflash_deploy.tune.study import last_study, studies_dir
+    from dflash_deploy.tune.studies import last_study, studies_dir
 
     folder = last_study() if study is None else _study_folder(study, studies_dir())
     path = trial_folder(folder, number) / "server.log"

@@ -41,16 +41,19 @@ def report(
     it shows and loads nothing, so it can be kept, mailed and opened anywhere.
     """
     from dflash_deploy.files import write_atomic
+    from dflash_deploy.tune.studies import find_study
+
+    if study is not None:
+        given.path(study)
+    folder = find_study(study)
+    # Most of a second, which nobody need wait for to hear that there is no study.
     from dflash_deploy.report.contents import read_report
     from dflash_deploy.report.data import render_json
     from dflash_deploy.report.markdown import render_markdown
     from dflash_deploy.report.page import render_page
     from dflash_deploy.report.table import render_csv
-    from dflash_deploy.tune.study import find_study
 
-    if study is not None:
-        given.path(study)
-    found = read_report(find_study(study))
+    found = read_report(folder)
     render = {"html": render_page, "md": render_markdown, "json": render_json, "csv": render_csv}[form]
     text = render(found)
     if out is not None and str(out) == "-":

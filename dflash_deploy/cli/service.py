@@ -581,8 +581,8 @@ def _say(service: Service, changed: Changed) -> None:
 
 def _summary(store: Store, manager: Manager) -> dict[str, object]:
     """A service for people and scripts; what cannot be read of it is said in ``problem``."""
+    from dflash_deploy.deploy.below import versions_now
     from dflash_deploy.deploy.generations import as_json
-    from dflash_deploy.deploy.recipe import versions_now
     from dflash_deploy.deploy.systemctl import Systemd
     from dflash_deploy.deploy.versions import staleness
 

@@ -144,7 +144,8 @@ def tune(
     from dflash_deploy.tune.records import read_trials
     from dflash_deploy.tune.screen import screen_for
     from dflash_deploy.tune.signals import stop_once
-    from dflash_deploy.tune.study import Effort, discard_untried, run_study, studies_dir
+    from dflash_deploy.tune.studies import studies_dir
+    from dflash_deploy.tune.study import Effort, discard_untried, run_study
     from dflash_deploy.tune.summary import lines, summarize
 
     if profile is not None and profile_option is not None:
@@ -248,7 +249,7 @@ def _look_or_stop(name: str | None, *, stop: bool) -> None:
     """``--attach`` and ``--stop``: another process has the study."""
     from dflash_deploy.tune import detached
     from dflash_deploy.tune.records import read_study, read_trials
-    from dflash_deploy.tune.study import find_study
+    from dflash_deploy.tune.studies import find_study
     from dflash_deploy.tune.summary import lines, summarize
 
     folder = find_study(name) if name else detached.study_at_work()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from dflash_deploy import __version__
 from dflash_deploy.checkpoint.cards import find_model_card
 from dflash_deploy.deploy.generations import Manager
 from dflash_deploy.deploy.seal import Seal, seal_of
-from dflash_deploy.deploy.unit import UNIT_PREFIX, UnitSpec
+from dflash_deploy.deploy.unit import UnitSpec
 from dflash_deploy.engine.sglang.command import launch_argv
 from dflash_deploy.engine.sglang.flags import FlagTable
 from dflash_deploy.errors import DeployError, ExitCode
@@ -22,7 +20,7 @@ from dflash_deploy.tune.launching import configured, settings, values, variables
 from dflash_deploy.tune.records import Proof, StudyRecord, TrialRecord, read_study, read_trials
 from dflash_deploy.tune.select import best_trial, proof_of
 from dflash_deploy.tune.space import Settings
-from dflash_deploy.tune.study import find_study, studies_dir
+from dflash_deploy.tune.studies import find_study, studies_dir
 
 PYTHON_PLACE = Path("/opt/dflash-deploy/env/bin/python")
 """Where the serving environment is taken to be when nothing says otherwise."""
@@ -182,15 +180,6 @@ def seal_if_there(python: Path) -> Seal | None:
         if error.exit_code is ExitCode.MISSING:
             return None
         raise
-
-
-def hub_home(manager: Manager, service: str, env: Mapping[str, str]) -> Path:
-    """Where the service keeps what it fetches from the hub."""
-    if named := env.get("HF_HOME"):
-        return Path(named)
-    if manager == "system":
-        return Path("/var/cache") / f"{UNIT_PREFIX}{service}" / "huggingface"
-    return Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
 
 
 def _is_profile(source: str) -> bool:

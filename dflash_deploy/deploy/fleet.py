@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dflash_deploy.deploy.configuration import Configuration
 from dflash_deploy.deploy.generations import stores
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.machine.gpu import GpuReading
+
+if TYPE_CHECKING:
+    from dflash_deploy.deploy.configuration import Configuration
+    from dflash_deploy.machine.gpu import GpuReading
 
 _WIDE = ("tensor-parallel-size", "tp-size", "pipeline-parallel-size", "data-parallel-size")
 _MEMBER = r"{}-(gpu\d{{1,3}}|router)"

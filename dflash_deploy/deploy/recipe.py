@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_deploy import __version__
-from dflash_deploy.deploy.configuration import Configuration, hub_home
+from dflash_deploy.deploy.below import hub_home
 from dflash_deploy.deploy.gate import reached_at
 from dflash_deploy.deploy.generations import Generation
 from dflash_deploy.deploy.unit import UnitSpec, render_unit
 from dflash_deploy.deploy.versions import Versions, read_versions
+
+if TYPE_CHECKING:
+    from dflash_deploy.deploy.configuration import Configuration
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,3 @@ class Recipe:
     def _versions(self) -> Versions:
         hub = hub_home(self.spec.manager, self.spec.service, self.spec.env)
         return read_versions(Path(self.spec.argv[0]), self.configuration.flags, hub=hub)
-
-
-def versions_now(generation: Generation) -> Versions:
-    """What stands below an installed generation at this moment."""
-    hub = hub_home(generation.manager, generation.service, generation.env)
-    return read_versions(Path(generation.argv[0]), generation.flags, hub=hub)

@@ -7,14 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal
-
-import jinja2
+from typing import TYPE_CHECKING, Literal
 
 from dflash_deploy.deploy import escape, gate
 from dflash_deploy.deploy.seal import Seal
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.resources import resource_dir
+
+if TYPE_CHECKING:
+    import jinja2
 
 UNIT_PREFIX = "dflash-sglang-"
 """What every unit of ours is called, before the service's own name."""
@@ -157,6 +158,8 @@ def _wrong(message: str, fix: str) -> DeployError:
 
 def template(name: str) -> jinja2.Template:
     """A shipped template of something that is no HTML."""
+    import jinja2  # noqa: PLC0415 - not for who only asks what a unit is called
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resource_dir("templates")),
         undefined=jinja2.StrictUndefined,

@@ -20,7 +20,7 @@ from dflash_deploy.tune.journal import Begun, Ended, Event, Noted, Over, Reader,
 from dflash_deploy.tune.outlook import Ending
 from dflash_deploy.tune.records import StudyRecord, read_trials
 from dflash_deploy.tune.screen import Screen, screen_for
-from dflash_deploy.tune.study import last_study, studies_dir
+from dflash_deploy.tune.studies import last_study, studies_dir
 
 LOG = "tune.log"
 """In the study's folder: what a detached tuner says."""

@@ -28,7 +28,8 @@ from dflash_deploy.tune.launching import (
 )
 from dflash_deploy.tune.records import StudyRecord, read_study
 from dflash_deploy.tune.space import space_of
-from dflash_deploy.tune.study import Rig, create_study, last_study, studies_dir
+from dflash_deploy.tune.studies import last_study, studies_dir
+from dflash_deploy.tune.study import Rig, create_study
 from dflash_deploy.tune.trial import Gauge
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

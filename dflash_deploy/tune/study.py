@@ -39,6 +39,7 @@ from dflash_deploy.tune.search import WORTH, Proposal, Search, Stop
 from dflash_deploy.tune.select import KNOWN, best_trial
 from dflash_deploy.tune.signals import Asked
 from dflash_deploy.tune.space import Settings, Space, key_of, space_of
+from dflash_deploy.tune.studies import studies_dir
 from dflash_deploy.tune.trial import Gauge, not_launched, run_trial
 
 if TYPE_CHECKING:
@@ -86,11 +87,6 @@ class Rig:
     gauge: Gauge | None
     card: str | None = None
     index: int | None = None
-
-
-def studies_dir() -> Path:
-    """Folder of all studies."""
-    return paths.state_dir() / "studies"
 
 
 def create_study(
@@ -195,43 +191,6 @@ def _same_service(other: StudyRecord, study: StudyRecord) -> bool:
         and other.profile.speculation == study.profile.speculation
         and other.profile.workload == study.profile.workload
         and other.profile.objective.optimize == study.profile.objective.optimize
-    )
-
-
-def last_study() -> Path:
-    """The study that was made last.
-
-    Raises:
-        DeployError: there is none.
-    """
-    records = list(studies_dir().glob("*/study.json"))
-    if not records:
-        raise DeployError(
-            f"there is no study in {studies_dir()}", fix="dflash-deploy tune", exit_code=ExitCode.MISSING
-        )
-    # By the time it was written, which a damaged one has too: none of those before it is meant.
-    return max(records, key=lambda record: (record.stat().st_mtime, record)).parent
-
-
-def find_study(study: str | None) -> Path:
-    """The folder of a study that is named, or given by its folder; without either, of the last one made.
-
-    Raises:
-        DeployError: there is none.
-    """
-    if study is None:
-        return last_study()
-    if study and "/" not in study and study not in (".", ".."):
-        named = studies_dir() / study
-        if (named / "study.json").is_file():
-            return named
-    folder = Path(study).expanduser()
-    if "/" in study or (folder / "study.json").is_file():
-        return folder
-    raise DeployError(
-        f"there is no study {study!r} in {studies_dir()}",
-        fix="dflash-deploy tune, or give the folder of the study",
-        exit_code=ExitCode.MISSING,
     )
 
 

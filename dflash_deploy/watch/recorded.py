@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dflash_deploy.deploy.below import versions_now
 from dflash_deploy.deploy.generations import Generation, Store, root_of
-from dflash_deploy.deploy.recipe import versions_now
 from dflash_deploy.deploy.versions import staleness
 from dflash_deploy.engine.boot import BootRecord
 from dflash_deploy.errors import DeployError

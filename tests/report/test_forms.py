@@ -27,7 +27,7 @@ from dflash_deploy.report.words import folded
 from dflash_deploy.tune.journal import Journal
 from dflash_deploy.tune.records import Candidate, trial_folder, write_record
 from dflash_deploy.tune.screen import PlainScreen
-from dflash_deploy.tune.study import studies_dir
+from dflash_deploy.tune.studies import studies_dir
 from tests.tune import samples
 
 from .studies import study_of, usual

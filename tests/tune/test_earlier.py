@@ -3,7 +3,8 @@
 from datetime import UTC, datetime
 
 from dflash_deploy.tune.records import trial_folder, write_record
-from dflash_deploy.tune.study import earlier_bests, studies_dir
+from dflash_deploy.tune.studies import studies_dir
+from dflash_deploy.tune.study import earlier_bests
 
 from .samples import profile, study, trial
 

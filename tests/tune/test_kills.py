@@ -16,7 +16,8 @@ from dflash_deploy.tune.opening import Place, open_again, open_new
 from dflash_deploy.tune.records import read_study, read_trials
 from dflash_deploy.tune.screen import PlainScreen
 from dflash_deploy.tune.select import best_trial
-from dflash_deploy.tune.study import Effort, find_study, run_study, studies_dir
+from dflash_deploy.tune.studies import find_study, studies_dir
+from dflash_deploy.tune.study import Effort, run_study
 
 KILLS = 50
 TRIALS = 5

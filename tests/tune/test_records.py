@@ -8,7 +8,8 @@ import pytest
 
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.tune.records import Candidate, cut_short, read_study, read_trials, write_record
-from dflash_deploy.tune.study import create_study, last_study, studies_dir
+from dflash_deploy.tune.studies import last_study, studies_dir
+from dflash_deploy.tune.study import create_study
 
 from .samples import profile, trial
 

@@ -6,14 +6,11 @@ nonsense gives ``None`` or ``False``, never an exception. Not to be called from 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import httpx
 
 _ANSWER_LIMIT_BYTES = 8 << 20
 _TEXT_LIMIT = 300
@@ -169,6 +166,11 @@ def _ask(
     """Status and body; no status where the server was not reached, took too long, or sent too much."""
     if timeout_s <= 0:
         return None, b""
+    # Together a fifth of a second, for whoever asks; the values above are read without a server, too.
+    import asyncio  # noqa: PLC0415
+
+    import httpx  # noqa: PLC0415
+
     try:
         return asyncio.run(_asked(method, url, timeout_s, api_key, content))
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError):
@@ -178,6 +180,10 @@ def _ask(
 async def _asked(
     method: str, url: str, timeout_s: float, api_key: str | None, content: str | None
 ) -> tuple[int | None, bytes]:
+    import asyncio  # noqa: PLC0415
+
+    import httpx  # noqa: PLC0415
+
     # Unpacked, so that a small answer cannot grow past the limit in one piece.
     headers = {"Accept-Encoding": "identity"}
     if content is not None:
