@@ -56,9 +56,15 @@ def changed(name: str, changes: Changes) -> Protocol:
             fix=f"add --protocol with one of {closed}",
             exit_code=ExitCode.USAGE,
         )
+    if changes.users and changes.rate_per_s:
+        raise DeployError(
+            "an open loop has no number of users: requests come whether others are answered or not",
+            fix="leave out --users, or --rate",
+            exit_code=ExitCode.USAGE,
+        )
     wanted = replace(
         protocol,
-        users=read_levels(changes.users) if changes.users else protocol.users,
+        users=read_levels(changes.users) if changes.users else (1,) if changes.rate_per_s else protocol.users,
         output_tokens=changes.output_tokens or protocol.output_tokens,
         warm_up=protocol.warm_up if changes.cold is None else changes.cold,
         duration_s=changes.seconds or (None if changes.rounds else protocol.duration_s),

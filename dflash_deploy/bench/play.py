@@ -248,7 +248,8 @@ class _Play:
             if options.rate_per_s is not None:
                 if protocol.duration_s is not None:
                     requests = max(1, round(options.rate_per_s * protocol.duration_s))
-                self._begin_level(f"{options.rate_per_s:g} requests/s", users)
+                # However many are waiting at once.
+                self._begin_level(f"{options.rate_per_s:g} requests/s", 0)
                 arrivals = poisson(options.rate_per_s, requests, seed=options.seed)
                 await player.open(arrivals, name=name, on_answer=keep)
             else:

@@ -1,13 +1,13 @@
-"""What the runs of a result file come to: a row a method, each told apart from plain decoding."""
+"""What the runs of a result file come to: a row for each method and load, told apart from plain decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from dflash_deploy.bench.results import LoadRows, ResultFile, RoundRow, Run
+from dflash_deploy.bench.results import LoadRows, ResultFile, RoundRow, Run, Tailed
 from dflash_deploy.bench.statistics import Comparison, Interval, compare, median_interval
 
 PLAIN = "none"
@@ -17,9 +17,13 @@ ENOUGH_LAUNCHES = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One method over all its launches. Medians are over the rounds that count.
+    """One method under one load, over all its launches. Medians are over the rounds that count.
+
+    What is told of a whole run (outcome, notes, accept length, answers, memory) stands in each load's row.
 
     Attributes:
+        load: such as ``8 users`` or ``minute 3``; None where nothing was measured.
+        users: requests at once, none of an open loop.
         tokens_per_s: of all users over a round's wall time, with its 95 % interval.
         user_tokens_per_s: decode speed of one user.
         speed_up: against plain decoding; None without it, or without rounds.
@@ -29,6 +33,8 @@ class Row:
     """
 
     name: str
+    load: str | None
+    users: int | None
     outcome: str
     reason: str | None
     notes: tuple[str, ...]
@@ -37,7 +43,14 @@ class Row:
     tokens_per_s: Interval | None
     user_tokens_per_s: Interval | None
     ttft_s: float | None
+    ttft_p95_s: float | None
+    inter_token_s: float | None
+    inter_token_p99_s: float | None
+    latency_s: float | None
+    latency_p95_s: float | None
     wall_s: float | None
+    prompt_tokens: int | None
+    prefill_tokens_per_s: float | None
     accept_length: float | None
     speed_up: Comparison | None
     same_text: int | None
@@ -51,17 +64,47 @@ class Row:
 
 
 def summarize(result: ResultFile) -> list[Row]:
-    """A row for each name in the file, in its order."""
+    """A row for each name in the file and each load under it, in its order."""
     by_name: dict[str, list[Run]] = {}
     for run in result.runs:
         by_name.setdefault(run.name, []).append(run)
     plain = by_name.get(PLAIN, [])
-    return [_row(name, runs, plain if name != PLAIN else []) for name, runs in by_name.items()]
+    rows = []
+    for name, runs in by_name.items():
+        loads = dict.fromkeys(_key(load) for run in runs for load in run.loads)
+        for key in loads or [None]:
+            ours, theirs = ([_under(key, run) for run in some] for some in (runs, plain))
+            label = None if key is None else key.label or key.at_once
+            rows.append(_row(name, label, ours, theirs if name != PLAIN else []))
+    return rows
+
+
+class _Key(NamedTuple):
+    """Tells the loads of a run apart."""
+
+    users: int
+    label: str | None
+
+    @property
+    def at_once(self) -> str:
+        return "1 user" if self.users == 1 else f"{self.users} users"
+
+
+def _key(load: LoadRows) -> _Key:
+    return _Key(load.users, load.label)
+
+
+def _under(key: _Key | None, run: Run) -> Run:
+    """The run as if it had had this load alone."""
+    return run.model_copy(update={"loads": [load for load in run.loads if _key(load) == key]})
 
 
 def speed_of(users: int) -> tuple[str, Callable[[RoundRow], float | None]]:
-    """The figure that tells servers apart: what one user sees, or what several get together."""
-    if users == 1:
+    """The figure that tells servers apart: what one user sees, or what several get together.
+
+    In an open loop all together get what was asked for, of any server that keeps up; one user gets it sooner.
+    """
+    if users <= 1:
         return "tokens/s a user", lambda one: one.user_tokens_per_s
     return "tokens/s in all", lambda one: one.tokens_per_s
 
@@ -86,8 +129,18 @@ def compare_runs(ours: Sequence[Run], theirs: Sequence[Run]) -> Comparison | Non
     return compare(*of_launch, paired=True)
 
 
-def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
-    rounds = [one for run in runs for load in run.loads for one in load.counted]
+def _row(name: str, load_name: str | None, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
+    loads = [load for run in runs for load in run.loads]
+    rounds = [one for load in loads for one in load.counted]
+
+    def tail(of: Tailed, which: Literal["median", "p95", "p99"]) -> float | None:
+        known: list[float] = [getattr(load.tails[of], which) for load in loads if of in load.tails]
+        return median(known) if known else None
+
+    prefills = [load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s is not None]
+    ttft_s = tail("ttft_s", "median")
+    if ttft_s is None and rounds:
+        ttft_s = median(one.ttft_s for one in rounds)
     worst = next((run for run in runs if run.outcome != "served"), runs[0])
     lengths = [run.accept_length for run in runs if run.accept_length is not None]
     compared = [row for run in runs if run.quality for row in (run.quality.agreement or {}).values()]
@@ -97,6 +150,8 @@ def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
     used = [run.vram_used_mib for run in runs if run.vram_used_mib is not None]
     return Row(
         name=name,
+        load=load_name,
+        users=loads[0].users if loads else None,
         outcome=worst.outcome,
         reason=worst.reason,
         notes=tuple(dict.fromkeys(note for run in runs for note in run.notes)),
@@ -104,8 +159,15 @@ def _row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
         rounds=len(rounds),
         tokens_per_s=median_interval([one.tokens_per_s for one in rounds]) if rounds else None,
         user_tokens_per_s=median_interval(speeds) if speeds else None,
-        ttft_s=median(one.ttft_s for one in rounds) if rounds else None,
+        ttft_s=ttft_s,
+        ttft_p95_s=tail("ttft_s", "p95"),
+        inter_token_s=tail("inter_token_s", "median"),
+        inter_token_p99_s=tail("inter_token_s", "p99"),
+        latency_s=tail("latency_s", "median"),
+        latency_p95_s=tail("latency_s", "p95"),
         wall_s=median(one.wall_s for one in rounds) if rounds else None,
+        prompt_tokens=next((load.prompt_tokens for load in loads if load.prompt_tokens is not None), None),
+        prefill_tokens_per_s=median(prefills) if prefills else None,
         accept_length=median(lengths) if lengths else None,
         speed_up=compare_runs(runs, plain) if plain else None,
         same_text=sum(row.identical for row in compared) if compared else None,

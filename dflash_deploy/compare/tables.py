@@ -15,7 +15,6 @@ from dflash_deploy.bench.statistics import (
     Comparison,
     Interval,
     drift,
-    median_interval,
     outliers,
     warm_up_rounds,
 )
@@ -40,8 +39,13 @@ def tables(result: ResultFile) -> list[Table]:
     """What a person wants to see of a result file."""
     if all(run.flags is None for run in result.runs):
         # Servers that somebody else had started.
-        return [_levels(result, run) for run in result.runs] + _users(result)
+        return [_levels(result, run, rows) for run, rows in _by_run(result)] + _users(result)
     return [_methods(result, summarize(result)), *_users(result)]
+
+
+def _by_run(result: ResultFile) -> Iterator[tuple[Run, list[Row]]]:
+    for run in result.runs:
+        yield run, summarize(result.model_copy(update={"runs": [run]}))
 
 
 def as_text(result: ResultFile) -> str:
@@ -55,7 +59,7 @@ def as_markdown(result: ResultFile) -> str:
 
 
 def as_csv(result: ResultFile) -> str:
-    """A line a method, every figure by itself, its unit in its name."""
+    """A line for each method and load, every figure by itself, its unit in its name."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["kind", *(name for name, _ in _CSV)])
@@ -65,7 +69,7 @@ def as_csv(result: ResultFile) -> str:
 
 
 def as_json(result: ResultFile, live: Comparison | None = None) -> str:
-    """For scripts: a line a method as in ``as_csv``, and the result file itself.
+    """For scripts: what ``as_csv`` has, and the result file itself.
 
     Args:
         result: what was measured.
@@ -86,13 +90,22 @@ def as_json(result: ResultFile, live: Comparison | None = None) -> str:
 
 _CSV: Sequence[tuple[str, Callable[[Row], object]]] = (
     ("method", lambda row: row.name),
+    ("load", lambda row: row.load),
+    ("users", lambda row: row.users),
     ("outcome", lambda row: row.outcome),
     ("launches", lambda row: row.launches),
     ("rounds", lambda row: row.rounds),
     ("tokens_per_s", lambda row: row.tokens_per_s and row.tokens_per_s.median),
     ("user_tokens_per_s", lambda row: row.user_tokens_per_s and row.user_tokens_per_s.median),
     ("ttft_s", lambda row: row.ttft_s),
+    ("ttft_p95_s", lambda row: row.ttft_p95_s),
+    ("inter_token_s", lambda row: row.inter_token_s),
+    ("inter_token_p99_s", lambda row: row.inter_token_p99_s),
+    ("latency_s", lambda row: row.latency_s),
+    ("latency_p95_s", lambda row: row.latency_p95_s),
     ("wall_s", lambda row: row.wall_s),
+    ("prompt_tokens", lambda row: row.prompt_tokens),
+    ("prefill_tokens_per_s", lambda row: row.prefill_tokens_per_s),
     ("accept_length", lambda row: row.accept_length),
     ("speed_up", lambda row: row.speed_up and row.speed_up.ratio),
     ("speed_up_low", lambda row: row.speed_up and row.speed_up.low),
@@ -106,6 +119,10 @@ _CSV: Sequence[tuple[str, Callable[[Row], object]]] = (
     ("vram_used_mib", lambda row: row.vram_used_mib),
     ("vram_total_mib", lambda row: row.vram_total_mib),
 )
+
+
+_Column = tuple[str, Callable[[Row], str]]
+"""A heading, and what stands below it."""
 
 
 def _methods(result: ResultFile, rows: Sequence[Row]) -> Table:
@@ -132,14 +149,16 @@ def _methods(result: ResultFile, rows: Sequence[Row]) -> Table:
         "VRAM MiB",
         "outcome",
     )
-    return Table(title, columns, tuple(_cells(row, users) for row in rows), tuple(_notes(rows, unit)))
+    several = len({row.load for row in rows} - {None}) > 1
+    cells = tuple(_cells(row, users, f"{row.name}, {row.load}" if several else row.name) for row in rows)
+    return Table(title, columns, cells, tuple(dict.fromkeys(_notes(rows, unit))))
 
 
-def _cells(row: Row, users: int) -> tuple[str, ...]:
+def _cells(row: Row, users: int, name: str) -> tuple[str, ...]:
     speeds = (row.user_tokens_per_s, row.tokens_per_s)
     first, second = reversed(speeds) if users > 1 else speeds
     return (
-        row.name,
+        name,
         _interval(first),
         _number(None if second is None else second.median, 1),
         _number(row.ttft_s, 3),
@@ -154,7 +173,7 @@ def _cells(row: Row, users: int) -> tuple[str, ...]:
 
 
 def _notes(rows: Sequence[Row], unit: str) -> list[str]:
-    notes = []
+    notes: list[str] = []
     for row in rows:
         if row.speed_up is not None:
             notes.append(f"{unit}: {row.speed_up.sentence(row.name, 'plain decoding')}")
@@ -177,43 +196,29 @@ def _notes(rows: Sequence[Row], unit: str) -> list[str]:
     return notes
 
 
-def _levels(result: ResultFile, run: Run) -> Table:
+def _levels(result: ResultFile, run: Run, rows: Sequence[Row]) -> Table:
     """One server, load level by load level."""
-    columns = (
-        "load" if any(load.label for load in run.loads) else "users",
-        "tokens/s in all",
-        "tokens/s a user",
-        "TTFT s",
-        "p95",
-        "token to token ms",
-        "p99",
-        "answer s",
-        "p95",
-        "rounds",
-    )
-    rows = []
-    for load in run.loads:
-        counted, tails = load.counted, load.tails
-        speeds = [one.user_tokens_per_s for one in counted if one.user_tokens_per_s]
-        first, step, end = (tails.get(name) for name in ("ttft_s", "inter_token_s", "latency_s"))
-        rows.append(
-            (
-                load.label or str(load.users),
-                _interval(median_interval([one.tokens_per_s for one in counted]) if counted else None),
-                _interval(median_interval(speeds) if speeds else None),
-                _number(first.median if first else None, 3),
-                _number(first.p95 if first else None, 3),
-                _number(step.median * 1000 if step else None, 2),
-                _number(step.p99 * 1000 if step else None, 2),
-                _number(end.median if end else None, 2),
-                _number(end.p95 if end else None, 2),
-                str(len(counted)),
-            )
-        )
+    columns: list[_Column] = [
+        ("load", lambda row: row.load or "-")
+        if any(load.label for load in run.loads)
+        else ("users", lambda row: str(row.users)),
+        ("tokens/s in all", lambda row: _interval(row.tokens_per_s)),
+        ("tokens/s a user", lambda row: _interval(row.user_tokens_per_s)),
+        ("TTFT s", lambda row: _number(row.ttft_s, 3)),
+        ("p95", lambda row: _number(row.ttft_p95_s, 3)),
+        ("token to token ms", lambda row: _number(row.inter_token_s, 2, scale=1000)),
+        ("p99", lambda row: _number(row.inter_token_p99_s, 2, scale=1000)),
+        ("answer s", lambda row: _number(row.latency_s, 2)),
+        ("p95", lambda row: _number(row.latency_p95_s, 2)),
+        ("rounds", lambda row: str(row.rounds)),
+    ]
+    if any(row.prefill_tokens_per_s is not None for row in rows):
+        columns.insert(1, ("prefill tokens/s", lambda row: _number(row.prefill_tokens_per_s, 0)))
+    cells = tuple(tuple(read(row) for _, read in columns) for row in rows if row.load is not None)
     name = "" if run.name == "bench" else f"{run.name}: "
     asked = f"{result.workload.protocol}, {result.workload.output_tokens} tokens an answer"
     title = f"{name}{run.model or 'a model'} at {run.url}: {asked} (all figures {result.kind})"
-    return Table(title, columns, tuple(rows), tuple(_about(run)))
+    return Table(title, tuple(heading for heading, _ in columns), cells, tuple(_about(run)))
 
 
 def _about(run: Run) -> Iterator[str]:
@@ -332,8 +337,8 @@ def _speed_up(value: Comparison | None) -> str:
     return f"{value.ratio:.2f} ({value.low:.2f} … {value.high:.2f})"
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, digits: int, *, scale: float = 1) -> str:
+    return "-" if value is None else f"{value * scale:.{digits}f}"
 
 
 def finite(value: object) -> object:

@@ -118,7 +118,7 @@ def test_requests_at_random_moments(simulator):
     assert result["workload"]["arrivals"] == "2/s, seed 0"
     (load,) = result["runs"][0]["loads"]
     assert len(load["rounds"][0]["users"]) == 8
-    assert load["label"] == "2 requests/s"
+    assert (load["label"], load["users"]) == ("2 requests/s", 0)
     assert {"ttft_s", "latency_s", "waited_s"} <= load["tails"].keys()
 
 
@@ -179,6 +179,7 @@ def test_the_key_comes_from_a_private_file_and_stays_out_of_results(tmp_path):
         (["no-address"], ExitCode.USAGE, "http://127.0.0.1:30000"),
         (["http://[::1"], ExitCode.USAGE, "http://127.0.0.1:30000"),
         (["--rate", "1"], ExitCode.USAGE, "goes in rounds"),
+        (["--protocol", "latency", "--rate", "1", "--users", "4"], ExitCode.USAGE, "no number of users"),
         (["--against", "http://127.0.0.1:9", "--exam"], ExitCode.USAGE, "one server"),
     ],
 )

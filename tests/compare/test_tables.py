@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from dflash_deploy.bench.results import LoadRows, Tail
 from dflash_deploy.compare.summary import summarize
 from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text
 
-from .samples import AGREED, result_of, run_of
+from .samples import AGREED, result_of, round_of, run_of
 
 PLAIN = run_of("none", [62.0, 62.2, 62.1])
 DFLASH = run_of("dflash", [207.0, 208.0, 206.5], accept_length=4.6, quality=AGREED)
@@ -81,6 +82,35 @@ def test_csv_holds_every_figure_with_its_unit():
     assert float(dflash["user_tokens_per_s"]) == 207.0
     assert dflash["verdict"] == "faster"
     assert dflash["vram_used_mib"] == "30000"
+
+
+def test_each_load_has_a_line_of_its_own_with_the_same_figures_in_every_form():
+    loads = [
+        LoadRows(
+            users=users,
+            label=f"{users} users",
+            rounds=[round_of(f"{users} users", speed, users=users)],
+            tails={"ttft_s": Tail(median=0.125 * users, p95=0.5, p99=0.75)},
+            prompt_tokens=1000 * users,
+            prefill_tokens_per_s=900.0 / users,
+        )
+        for users, speed in ((2, 90.0), (8, 30.0))
+    ]
+    result = result_of(run_of("bench", [1.0], loads=loads, flags=None, url="u"))
+    lines = list(csv.DictReader(io.StringIO(as_csv(result))))
+    assert [(line["load"], line["users"]) for line in lines] == [("2 users", "2"), ("8 users", "8")]
+    assert [float(line["tokens_per_s"]) for line in lines] == [180.0, 240.0]
+    assert [float(line["ttft_s"]) for line in lines] == [0.25, 1.0]
+    assert [float(line["ttft_p95_s"]) for line in lines] == [0.5, 0.5]
+    assert [float(line["prefill_tokens_per_s"]) for line in lines] == [450.0, 112.5]
+    summary = json.loads(as_json(result))["summary"]
+    assert [row["tokens_per_s"] for row in summary] == [180.0, 240.0]
+    for text in (as_text(result), as_markdown(result).replace("|", " ")):
+        rows = [line.split() for line in text.splitlines() if line.split()[1:2] == ["users"]]
+        assert [row[:7] for row in rows] == [
+            ["2", "users", "450", "180.0", "90.0", "0.250", "0.500"],
+            ["8", "users", "112", "240.0", "30.0", "1.000", "0.500"],
+        ]
 
 
 def test_csv_starts_no_formula():
