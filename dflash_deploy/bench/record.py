@@ -40,6 +40,7 @@ PLAINLY = (
     "the server refuses what is not in OpenAI's interface: answers may end early, and thinking is as its "
     "template has it"
 )
+ENDED_EARLY = "it ended early: "
 LONGEST_TEXT = 2000
 _HASHED_PROMPTS = 64
 """Of a mix: more are asked in the same order, so that as many stand for them all."""
@@ -155,7 +156,7 @@ def _notes(played: ProtocolResult) -> Iterator[str]:
     if _too_many(played):
         yield f"more than {_MOST_ROWS:,} requests: they are not listed one by one"
     if played.stopped is not None:
-        yield f"it ended early: {played.stopped}"
+        yield f"{ENDED_EARLY}{played.stopped}"
     if played.endpoint.time_scale != 1 and played.protocol.shape != "rounds":
         yield (
             f"simulated time runs {played.endpoint.time_scale:g} times as fast, and so does every delay of "

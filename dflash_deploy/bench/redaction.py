@@ -12,21 +12,31 @@ from getpass import getuser
 from pathlib import Path
 from platform import node
 
+from dflash_deploy.bench.record import ENDED_EARLY
 from dflash_deploy.bench.results import Failure, Machine, Quality, ResultFile, Run
 
 _Setting = bool | int | float | str | list[int] | list[float] | list[str]
 
 _SECRET = re.compile(r"key|token-file|(^|-)token$|password|secret|auth", re.IGNORECASE)
 _TOKEN = re.compile(
-    r"\b(?:sk|hf|pk|gsk|nvapi|ghp|xox[a-z])[-_][\w-]{3,}|\bbearer\s+\S+|\b[\w-]{32,}\b", re.IGNORECASE
+    r"\b(?:sk|hf|pk|gsk|nvapi|ghp|glpat|npm|github_pat|xox[a-z])[-_][\w-]{3,}|\bAKIA\w{8,}|\beyJ[\w-]+(?:\.[\w-]*)*"
+    r"|\bbearer\s+\S+|\b[\w-]*(?:key|token|password|passwd|secret)['\"]?\s*[=:]\s*\S+|\b[\w-]{32,}\b",
+    re.IGNORECASE,
 )
-_PATH = re.compile(r"(?<![\w<])(?:~[\w-]*|\.{1,2}|[A-Za-z]:)?[/\\](?:[^\s'\",:;()\[\]]+)")
+_PATH_PART = r"[^\s/\\'\",:;()\[\]]+"
+_PATH = re.compile(
+    rf"(?<![\w<])(?:~[\w-]*|\.{{1,2}}|[A-Za-z]:)?[/\\]+{_PATH_PART}"
+    # Words after a blank belong to it where a further part follows them.
+    rf"(?:(?: {_PATH_PART}){{0,4}}[/\\]+{_PATH_PART})*[/\\]*"
+)
+_IPV6 = r"(?<![\w:.])(?=[0-9a-f]*:[0-9a-f:.]*[0-9a-f:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f.]*(?:%\w+)?(?![\w:])"
 _ADDRESS = re.compile(
     r"\b[a-z][a-z0-9+.-]*://\S+|[\w.+-]+@[\w.-]+|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b"
-    r"|\[[0-9a-f:]{2,}\](?::\d+)?|\b(?:[0-9a-f]{1,4}:){2,7}[0-9a-f]{0,4}|(?<!\w)::[0-9a-f]{1,4}\b"
+    rf"|\[{_IPV6}\](?::\d+)?|{_IPV6}"
     r"|\b(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?\b|\blocalhost(?::\d+)?\b",
     re.IGNORECASE,
 )
+_PLACE_OF_A_HOST = re.compile(r"(^|-)(host|addr|address|url|ip|endpoint|server|bind)$", re.IGNORECASE)
 _QUOTED = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|“[^”]*”")
 _PLAIN_PLACE = re.compile(r"[\w./\\:@~+-]+")
 _STATUS = re.compile(r"HTTP \d{3}")
@@ -61,7 +71,7 @@ def _run(run: Run) -> Run:
             else {name: _setting(name, value) for name, value in run.flags.items()},
             "quality": None if run.quality is None else _quality(run.quality),
             "failures": [one.model_copy(update={"example": _outline(one)}) for one in run.failures],
-            "notes": [_note(note, run) for note in run.notes],
+            "notes": [_scrubbed(_without_words(note)) for note in run.notes],
         }
     )
 
@@ -81,15 +91,20 @@ def _outline(failure: Failure) -> str:
     return status.group() if status else failure.kind
 
 
-def _note(note: str, run: Run) -> str:
-    for failure in run.failures:
-        note = note.replace(failure.example, _outline(failure))
-    return _scrubbed(note)
+def _without_words(note: str) -> str:
+    """A note of ours, without the words of the server that ended it all."""
+    if not note.startswith(ENDED_EARLY):
+        return note
+    where, _, why = note.removeprefix(ENDED_EARLY).partition(": ")
+    status = _STATUS.match(why)
+    return f"{ENDED_EARLY}{where}" + (f": {status.group()}" if status else "")
 
 
 def _setting(name: str, value: _Setting) -> _Setting:
     if _SECRET.search(name):
         return "<secret>"
+    if _PLACE_OF_A_HOST.search(name):
+        return "<address>"
     if isinstance(value, list):
         return [_place(one) if isinstance(one, str) else one for one in value]  # type: ignore[return-value]
     return _place(value) if isinstance(value, str) else value
@@ -116,9 +131,9 @@ def _without_example(fault: str) -> str:
 def _scrubbed(text: str) -> str:
     for pattern, stand_in in (
         (_QUOTED, "<text>"),
+        (_TOKEN, "<secret>"),
         (_ADDRESS, "<address>"),
         (_PATH, "<path>"),
-        (_TOKEN, "<secret>"),
     ):
         text = pattern.sub(stand_in, text)
     return _nameless(text)

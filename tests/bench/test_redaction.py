@@ -1,3 +1,6 @@
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +47,47 @@ def test_nothing_that_names_a_person_is_left_after_redaction():
     assert shown.redacted
     assert cut.loads == run.loads
     ResultFile.model_validate_json(text)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "fe80::1ff:fe23:4567:890a%eth0",
+        "2001:db8::1",
+        "::ffff:10.0.0.1",
+        "2001:0db8:85a3:0000:0000:8a2e:0370:7334",
+        "C:\\Users\\Ann Smith\\models\\x",
+        "\\\\server\\share\\x",
+        "/home/ann/my models/qwen",
+        "api_key: topsecret",
+        "password=hunter2",
+        "AKIAIOSFODNN7EXAMPLE",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-def_ghi",
+        "glpat-abcdefghij",
+    ],
+)
+def test_nothing_of_a_place_or_key_is_left(place):
+    for words in (f"no way to {place} here", place, f"error: {place}, and more"):
+        (run,) = redacted(result_of(run_of("x", [1.0], reason=words, outcome="failed"))).runs
+        left = re.sub("<[a-z]+>", "", run.reason)
+        assert set(re.findall(r"\w+", left)) <= {"no", "way", "to", "here", "error", "and", "more"}
+
+
+def test_hosts_go_from_flags_and_a_servers_words_from_notes():
+    run = run_of(
+        "x",
+        [1.0],
+        flags={"host": "head", "dist-init-addr": "head:5000", "nccl-port": 7},
+        outcome="unstable",
+        failures=[Failure(kind="server", count=3, example="one thing")],
+        notes=[
+            "it ended early: 4 users: another thing about Zanzibar",
+            "it ended early: cold: HTTP 500: x y",
+        ],
+    )
+    (cut,) = redacted(result_of(run)).runs
+    assert cut.flags == {"host": "<address>", "dist-init-addr": "<address>", "nccl-port": 7}
+    assert cut.notes == ["it ended early: 4 users", "it ended early: cold: HTTP 500"]
 
 
 PATHS = st.from_regex(r"/(home|Users|root)/[a-z]{4,12}(/[a-zA-Z0-9._-]{1,20}){1,4}", fullmatch=True)
