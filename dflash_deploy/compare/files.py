@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from dflash_deploy.bench.results import ResultFile, Run
+from dflash_deploy.bench.results import ResultFile, Run, UserRow
 from dflash_deploy.bench.statistics import Comparison, compare
-from dflash_deploy.compare.summary import speed_of, speeds_of
+from dflash_deploy.compare.summary import speed_of, speeds_of, summarize
 from dflash_deploy.compare.tables import finite, shown
 from dflash_deploy.errors import DeployError, ExitCode
+
+_LIKE_LENGTHS = 1.05
+"""Answers of more tokens than that times the others' took the card another time for each."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,7 @@ def put_beside(a: ResultFile, b: ResultFile, *, anyway: bool = False) -> Beside:
     ]
     if not pairs:
         raise DeployError(
-            "the two files have no run in common: "
-            f"{_names(a.runs)} in the first, {_names(b.runs)} in the second",
+            f"the two files have no load in common: {_loads(a)} in the first, {_loads(b)} in the second",
             exit_code=ExitCode.INVALID_INPUT,
         )
     return Beside(tuple(pairs), tuple(warnings))
@@ -164,16 +168,29 @@ def _differences(a: ResultFile, b: ResultFile) -> list[str]:
     found = []
     if a.kind != b.kind:
         found.append(f"the first is {a.kind}, the second {b.kind}: this says nothing about two machines")
-    cards = [one.machine and (one.machine.card or one.machine.gpu) for one in (a, b)]
-    if all(cards) and cards[0] != cards[1]:
-        found.append(f"different cards: {cards[0]} and {cards[1]}")
-    versions = [{run.engine_version for run in one.runs} - {None} for one in (a, b)]
-    if all(versions) and versions[0] != versions[1]:
-        words = [", ".join(sorted(str(version) for version in some)) for some in versions]
-        found.append(f"different engine versions: {words[0]} and {words[1]}")
+    for what, mine, yours in (
+        ("cards", *(_known([_card(one)]) for one in (a, b))),
+        ("drivers", *(_known([one.machine.driver if one.machine else None]) for one in (a, b))),
+        ("models", *(_known(_model(run) for run in one.runs) for one in (a, b))),
+        ("engine versions", *(_known(run.engine_version for run in one.runs) for one in (a, b))),
+    ):
+        if mine and yours and mine != yours:
+            found.append(f"different {what}: {', '.join(sorted(mine))} and {', '.join(sorted(yours))}")
+    for name, ours, theirs in _matching(a.runs, b.runs):
+        if names := _other_flags(ours[0], theirs[0]):
+            found.append(f"{name}: other flags: {', '.join(names)}")
+        lengths = [_answer_tokens(runs) for runs in (ours, theirs)]
+        if all(lengths) and max(lengths) > _LIKE_LENGTHS * min(lengths):
+            found.append(
+                f"{name}: answers of {lengths[0]:.0f} tokens in the first, of {lengths[1]:.0f} in the second"
+            )
     for which, one in (("first", a), ("second", b)):
         if one.interrupted:
             found.append(f"the {which} was cut short")
+        if any(user.estimated for run in one.runs for user in _requests([run])):
+            found.append(
+                f"tokens of the {which} are chunks of the stream: the true figures are these or higher"
+            )
         wrong = [run for run in one.runs if run.outcome != "served"]
         found += [f"{run.name} of the {which} is {run.outcome}" for run in wrong]
     return found
@@ -192,5 +209,43 @@ def _workload_difference(a: ResultFile, b: ResultFile) -> str:
     return "other prompts"
 
 
-def _names(runs: Sequence[Run]) -> str:
-    return ", ".join(dict.fromkeys(run.name for run in runs)) or "none"
+def _known(values: Iterable[str | None]) -> set[str]:
+    return {value for value in values if value}
+
+
+def _card(file: ResultFile) -> str | None:
+    machine = file.machine
+    return (machine.card or machine.gpu) if machine else None
+
+
+def _model(run: Run) -> str | None:
+    """Without whose it is or where: a redacted file has no more."""
+    return run.model and re.split(r"[/\\]", run.model.rstrip("/\\"))[-1]
+
+
+def _other_flags(one: Run, other: Run) -> list[str]:
+    if one.flags is None or other.flags is None:
+        return []
+    names = one.flags.keys() | other.flags.keys()
+    hidden = re.compile("<[a-z]+>").search
+    return sorted(
+        name
+        for name in names
+        if (mine := one.flags.get(name)) != (yours := other.flags.get(name))
+        and not (hidden(str(mine)) or hidden(str(yours)))
+    )
+
+
+def _requests(runs: Iterable[Run]) -> Iterator[UserRow]:
+    return (user for run in runs for load in run.loads for one in load.counted for user in one.users)
+
+
+def _answer_tokens(runs: Sequence[Run]) -> float:
+    tokens = [user.output_tokens for user in _requests(runs)]
+    return median(tokens) if tokens else 0
+
+
+def _loads(file: ResultFile) -> str:
+    """What was measured, by run and load."""
+    rows = [row for row in summarize(file) if row.tokens_per_s and row.tokens_per_s.median]
+    return ", ".join(f"{row.name} ({row.load})" for row in rows) or "none"

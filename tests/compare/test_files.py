@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from dflash_deploy.bench.results import Quality
+from dflash_deploy.bench.results import LoadRows, Machine, Quality, UserRow
 from dflash_deploy.compare.files import as_json, as_text, put_beside
 from dflash_deploy.errors import DeployError
 
-from .samples import result_of, run_of
+from .samples import result_of, round_of, run_of
 
 MINE = result_of(run_of("none", [62.0, 62.2, 62.1]), run_of("dflash", [210.0, 211.0, 212.0]))
 
@@ -63,9 +63,38 @@ def test_texts_are_compared_by_their_digests():
     assert pair.same_text is None
 
 
-def test_files_without_a_common_run():
-    with pytest.raises(DeployError, match="no run in common"):
+def test_files_without_a_common_load():
+    with pytest.raises(
+        DeployError, match=r"no load in common: none \(1 user\), dflash \(1 user\) in the first"
+    ):
         put_beside(MINE, result_of(run_of("mtp", [1.0])))
+    four, one = (result_of(run_of("x", [1.0], users=users)) for users in (4, 1))
+    with pytest.raises(DeployError, match=r"x \(4 users\) in the first, x \(1 user\) in the second"):
+        put_beside(four, one)
+
+
+def test_what_else_may_have_made_the_difference_is_said():
+    def told(machine=None, **more):
+        mine = result_of(
+            run_of("x", [1.0, 1.0], model="/models/qwen"), machine=Machine(gpu="A", driver="580")
+        )
+        yours = result_of(run_of("x", [1.0, 1.0], **more), machine=machine)
+        return put_beside(mine, yours).warnings
+
+    assert told(model="qwen", flags={"mem-fraction-static": 0.9}) == ()
+    assert told(model="<name>/llama") == ("different models: qwen and llama",)
+    assert told(Machine(gpu="A", driver="590")) == ("different drivers: 580 and 590",)
+    assert told(flags={"mem-fraction-static": 0.8, "host": "<address>"}) == (
+        "x: other flags: mem-fraction-static",
+    )
+    one = UserRow(
+        user=0, prompt_tokens=9, output_tokens=200, ttft_s=0.1, tokens_per_s=9.0, wall_s=9.0, estimated=True
+    )
+    short = LoadRows(users=1, rounds=[round_of("1", 1.0).model_copy(update={"users": [one]})])
+    assert told(loads=[short]) == (
+        "x: answers of 1024 tokens in the first, of 200 in the second",
+        "tokens of the second are chunks of the stream: the true figures are these or higher",
+    )
 
 
 @pytest.mark.parametrize("speed", [1e30, 1e-20])
