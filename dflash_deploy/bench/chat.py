@@ -43,14 +43,14 @@ def body_of(endpoint: Endpoint, prompt: Prompt, sampling: Sampling) -> bytes:
     body: dict[str, object] = {
         "model": endpoint.model,
         "messages": [{"role": role, "content": content} for role, content in prompt.messages],
-        "max_tokens": sampling.max_tokens,
+        "max_tokens": prompt.output_tokens or sampling.max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if sampling.temperature is not None:
         body["temperature"] = sampling.temperature
     if endpoint.extras:
-        body["ignore_eos"] = sampling.ignore_eos and not prompt.short
+        body["ignore_eos"] = sampling.ignore_eos and not prompt.ends_freely
     if endpoint.extras and sampling.thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
     if prompt.tool is not None:
@@ -149,7 +149,7 @@ async def prepare(
     if together is not None:
         headers["x-simulated-together"] = together
     request = address.post("/v1/chat/completions", body_of(endpoint, prompt, sampling), headers)
-    answer = Answer(ends_freely=prompt.short)
+    answer = Answer(ends_freely=prompt.ends_freely)
     try:
         return Question(await connect(address, tls, answer.take, reader), answer, request, patience)
     except Failure as failure:

@@ -144,7 +144,8 @@ def player_of(endpoint: Endpoint, protocol: Protocol, options: Options, prompts:
     Raises:
         ValueError: the endpoint's address is none.
     """
-    total_s = 60.0 + protocol.output_tokens / _SLOWEST_TOKENS_PER_S
+    longest = max([protocol.output_tokens, *(prompt.output_tokens or 0 for prompt in prompts)])
+    total_s = 60.0 + longest / _SLOWEST_TOKENS_PER_S
     return Player(
         Load(
             endpoint,
@@ -202,6 +203,8 @@ class _Play:
             if one.error is None and not one.tokens_estimated and not one.ends_freely
         ):
             notes.append(f"not every answer had {self._protocol.output_tokens} tokens")
+        if any(prompt.output_tokens is not None for prompt in self._options.prompts or ()):
+            notes.append("answers have as many tokens as the file says at most, and may end before")
         return ProtocolResult(
             protocol=self._protocol,
             endpoint=self._endpoint,

@@ -299,7 +299,11 @@ def workload_hash(prompts: Sequence[Prompt], **settings: object) -> str:
         settings: lengths, sampling, users and whatever else decides what is asked.
     """
     asked = [
-        {"messages": [[message.role, message.content] for message in one.messages], "tool": one.tool}
+        {
+            "messages": [[message.role, message.content] for message in one.messages],
+            "tool": one.tool,
+            **({} if one.output_tokens is None else {"max_tokens": one.output_tokens}),
+        }
         for one in prompts
     ]
     text = json.dumps({"prompts": asked, **settings}, sort_keys=True, ensure_ascii=False, default=str)

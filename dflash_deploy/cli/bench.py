@@ -78,7 +78,11 @@ def run(
     ] = None,
     workload: Annotated[
         Path | None,
-        typer.Option(help="Ask from your own file: JSON lines, ShareGPT or OpenAI batch.", metavar="FILE"),
+        typer.Option(
+            help="Ask from your own file: JSON lines, ShareGPT or OpenAI batch. Where it has max_tokens, "
+            "answers end there at the latest, unless --output-tokens is given.",
+            metavar="FILE",
+        ),
     ] = None,
     rate: Annotated[
         float | None,
@@ -144,11 +148,16 @@ def run(
         raise typer.BadParameter("an open loop measures one server", param_hint="--rate")
     if against and exam:
         raise typer.BadParameter("examines one server; ask each by itself", param_hint="--exam")
+    own = files.read(workload) if workload else None
+    if own and output_tokens is None:
+        output_tokens = files.longest_answer(own)
+    elif own:
+        own = files.without_lengths(own)
     chosen = changed(
-        protocol, Changes(users, output_tokens, rounds, cold, seconds, tasks, workload is not None, rate)
+        protocol, Changes(users, output_tokens, rounds, cold, seconds, tasks, own is not None, rate)
     )
     options = Options(
-        prompts=files.read(workload) if workload else None,
+        prompts=own,
         salt=None if cached else "",
         rate_per_s=rate,
         seed=seed,
@@ -211,6 +220,8 @@ def run(
         finally:
             # A disk that is full takes the file, and not what is seen.
             typer.echo(text.rstrip("\n"))
+        if out is not None and not any(run.loads for run in result.runs):
+            tell(f"{out} is not written: nothing was measured")
     if found is not None:
         typer.echo(found.sentence("A", "B"), err=chosen_form is not Format.TEXT)
     if result.interrupted:

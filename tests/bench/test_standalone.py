@@ -378,6 +378,43 @@ def test_two_files_side_by_side(tmp_path):
     assert json.loads(ended.stdout)["pairs"][0]["verdict"] == "indistinguishable"
 
 
+def test_a_persons_file_says_how_long_answers_may_be(tmp_path):
+    own = tmp_path / "mine.jsonl"
+    own.write_text('{"prompt": "a", "max_tokens": 17}\n{"prompt": "b", "max_tokens": 44}\n')
+    hashes = []
+    for more, wanted, forced in ((), [17, 44], False), (("--output-tokens", "30"), [30, 30], True):
+        with serving(SOUND) as (url, seen):
+            ended = tool(
+                url,
+                "--workload",
+                own,
+                "--cold",
+                "0",
+                "--rounds",
+                "2",
+                "-q",
+                "--json",
+                "--no-check-output",
+                *more,
+            )
+        result = json.loads(ended.stdout)["result"]
+        asked = [body for body in seen.bodies if "messages" in body]
+        assert [body["max_tokens"] for body in asked] == wanted
+        assert all(body["ignore_eos"] is forced for body in asked)
+        assert any("as the file says" in note for note in result["runs"][0]["notes"]) is not forced
+        assert result["workload"]["output_tokens"] == max(wanted)
+        hashes.append(result["workload"]["sha256"])
+    assert hashes[0] != hashes[1]
+
+
+def test_no_file_is_written_of_nothing_and_that_is_said(tmp_path):
+    with serving(Script(status="503 Service Unavailable", body=b"loading")) as (url, _):
+        ended = tool(url, "--rounds", "1", "-q", "--out", tmp_path / "r.json")
+    assert ended.returncode == ExitCode.FAILED
+    assert "is not written: nothing was measured" in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_persons_own_prompts_are_asked_as_they_stand(tmp_path):
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "Name a river."}\n{"prompt": "Name a bridge."}\n')

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dflash_deploy.bench.workloads.prompt import LANGUAGES, TASKS, Message, Prompt, Role
@@ -13,6 +14,7 @@ from dflash_deploy.files import read_regular
 MAX_BYTES = 64 << 20
 MAX_PROMPTS = 100_000
 MAX_PROMPT_CHARS = 4 << 20
+MAX_OUTPUT_TOKENS = 1 << 20
 _MOST_MESSAGES = 1000
 _MOST_PROBLEMS = 10
 
@@ -83,6 +85,17 @@ def read(path: Path) -> tuple[Prompt, ...]:
     if not prompts:
         raise _refused([f"{path}: it holds no prompt"])
     return tuple(prompts)
+
+
+def longest_answer(prompts: Sequence[Prompt]) -> int | None:
+    """The largest number of tokens that a file asks for, if it does so for every prompt."""
+    limits = [one.output_tokens for one in prompts if one.output_tokens is not None]
+    return max(limits) if len(limits) == len(prompts) else None
+
+
+def without_lengths(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """The prompts, for answers that are all of one length."""
+    return tuple(replace(one, output_tokens=None) for one in prompts)
 
 
 def _refused(problems: list[str]) -> DeployError:
@@ -158,8 +171,8 @@ def _prompt(entry: object, name: str) -> Prompt:
         raise _WrongEntryError("expected a conversation that ends with the user's turn")
     if sum(len(message.content) for message in messages) > MAX_PROMPT_CHARS:
         raise _WrongEntryError(f"longer than {MAX_PROMPT_CHARS >> 20} million characters")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise _WrongEntryError("max_tokens: expected a whole number above zero")
+    if limit is not None and not (type(limit) is int and 1 <= limit <= MAX_OUTPUT_TOKENS):
+        raise _WrongEntryError(f"max_tokens: expected a whole number from 1 to {MAX_OUTPUT_TOKENS:,}")
     task, language = entry.get("task"), entry.get("language")
     return Prompt(
         name,

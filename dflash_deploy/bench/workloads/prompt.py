@@ -40,7 +40,7 @@ class Prompt:
             subject.
         short: the answer is short by nature (a call, a number), so its length is not forced: what came after
             it would be rubbish, and no fault of the server.
-        output_tokens: length of the answer that the person's file asks for.
+        output_tokens: tokens of the answer at most, where a person's file says so; it may end before.
     """
 
     id: str
@@ -54,6 +54,11 @@ class Prompt:
     long: bool = False
     short: bool = False
     output_tokens: int | None = None
+
+    @property
+    def ends_freely(self) -> bool:
+        """The answer's length is not forced."""
+        return self.short or self.output_tokens is not None
 
     @property
     def question(self) -> str:
