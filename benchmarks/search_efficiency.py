@@ -11,7 +11,7 @@ seed: speed and memory of that very card, which no planner knows. A trial takes 
 clock. What dies when everybody has all the context that was promised counts for nothing. All searches have
 the same budget of launches and the same space. The true best is the best of all that any of them found, of 60
 configurations at random, and of a climb from the best of these that changes one flag and two flags at a time
-until nothing gets better.
+until nothing gets better. A landscape where nothing keeps the limits is named, and not in the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 
@@ -86,7 +86,7 @@ class Landscape:
             self.profile, self.profile.engine.version, self.card.memory_mib if planned else None
         )
 
-    def rate(self, flags: Settings) -> float | None:
+    def rate(self, flags: Mapping[str, FlagSetting]) -> float | None:
         key = key_of(flags)
         if key not in self.rates:
             self.rates[key] = self.forecaster().rate(flags, self.card)
@@ -153,7 +153,7 @@ def ours(
     warm: bool = True,
 ) -> Played:
     """The search of ``dflash-deploy tune``."""
-    rate: Rate = land.rate if prior else (lambda _: None)
+    rate: Rate = land.rate if prior else lambda _: None
     known = (
         [Proposal(one, f"{KNOWN}{number}", "") for number, one in enumerate(land.known(), 1)] if warm else []
     )
@@ -185,7 +185,8 @@ def ours(
 def at_random(land: Landscape) -> Played:
     """Configurations of the space, each as likely as another."""
     rng = random.Random(f"random/{land.name}/{land.seed}")  # noqa: S311
-    records, tried = [], set()
+    records: list[TrialRecord] = []
+    tried: set[str] = set()
     while len(records) < BUDGET:
         settings = land.space.settings(
             {one.flag: rng.randrange(len(one.values)) for one in land.space.dimensions}
@@ -235,7 +236,7 @@ def grid(land: Landscape) -> Played:
     It begins at the first known setting, and goes on with the other flags, one inside the next, where
     auto_tune would be done.
     """
-    records = []
+    records: list[TrialRecord] = []
     base = land.known()[0]
     dimensions = {one.flag: one for one in land.space.dimensions}
     fraction = dimensions.get("mem-fraction-static")
@@ -287,8 +288,8 @@ ABLATIONS: dict[str, Player] = {
 }
 
 
-def true_best(land: Landscape, played: list[Played]) -> float:
-    """The best there is, as far as an ascent from the best that was found can tell."""
+def true_best(land: Landscape, played: list[Played]) -> float | None:
+    """The best there is, as far as an ascent from the best found can tell; None where nothing holds."""
     rng = random.Random(f"best/{land.name}/{land.seed}")  # noqa: S311
     dimensions = land.space.dimensions
     best = -math.inf
@@ -309,11 +310,11 @@ def true_best(land: Landscape, played: list[Played]) -> float:
     for _ in range(60):
         look({one.flag: rng.randrange(len(one.values)) for one in dimensions})
     pairs = [one for one in combinations(dimensions, 2) if math.prod(len(d.values) for d in one) <= 24]
-    for _ in range(3):
+    for _ in range(3 if top else 0):
         before = best
-        for one in dimensions:
-            for place in range(len(one.values)):
-                look({**top, one.flag: place})
+        for changed in dimensions:
+            for place in range(len(changed.values)):
+                look({**top, changed.flag: place})
         if best > before:
             continue
         for first, second in pairs:
@@ -322,7 +323,8 @@ def true_best(land: Landscape, played: list[Played]) -> float:
         if best <= before:
             break
     # A known setting may have a value that the space does not.
-    return max([best, *(highest(land, list(one.records)).best for one in played)])
+    found = max([best, *(highest(land, list(one.records)).best for one in played)])
+    return found if found > 0 else None
 
 
 @dataclass(frozen=True)
@@ -358,29 +360,49 @@ def p90(values: list[float] | list[int]) -> float:
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
-def rows(lands: list[Landscape], searches: dict[str, Player], *, verbose: bool) -> Iterator[Row]:
+def rows(
+    lands: list[Landscape], searches: dict[str, Player], *, verbose: bool
+) -> tuple[list[Row], list[Landscape]]:
+    """A row for each way of searching, and the landscapes left out: nothing there keeps the limits."""
     played = {name: [search(land) for land in lands] for name, search in searches.items()}
     bests = [true_best(land, [played[name][n] for name in played]) for n, land in enumerate(lands)]
-    for name, found in played.items():
-        near = [one.launches_to(NEAR * best) for one, best in zip(found, bests, strict=True)]
-        minutes = [one.minutes_to(NEAR * best) for one, best in zip(found, bests, strict=True)]
-        regret = [1 - one.best / best for one, best in zip(found, bests, strict=True)]
-        if verbose:
-            for land, one, launches, lost in zip(lands, found, near, regret, strict=True):
-                print(
-                    f"  {name:30} {land.name:22} {land.seed:5} {launches or '-':>4} of {len(one.records):3} "
-                    f"oom {one.starved} regret {lost:6.2%}",
-                    file=sys.stderr,
-                )
-        yield Row(
-            name,
-            [math.inf if one is None else one for one in near],
-            [math.inf if one is None else one for one in minutes],
-            [one.starved for one in found],
-            regret,
-            [len(one.records) for one in found],
-            [sum(record.wall_s for record in one.records) / 60 for one in found],
-        )
+    hopeless = [land for land, best in zip(lands, bests, strict=True) if best is None]
+    found = (
+        []
+        if len(hopeless) == len(lands)
+        else [
+            _row(
+                name,
+                [(one, best) for one, best in zip(plays, bests, strict=True) if best is not None],
+                verbose=verbose,
+            )
+            for name, plays in played.items()
+        ]
+    )
+    return found, hopeless
+
+
+def _row(name: str, plays: list[tuple[Played, float]], *, verbose: bool) -> Row:
+    """What one way of searching came to, each time beside the best there is."""
+    near = [one.launches_to(NEAR * best) for one, best in plays]
+    minutes = [one.minutes_to(NEAR * best) for one, best in plays]
+    regret = [1 - one.best / best for one, best in plays]
+    if verbose:
+        for (one, _), launches, lost in zip(plays, near, regret, strict=True):
+            print(
+                f"  {name:30} {one.land.name:22} {one.land.seed:5} {launches or '-':>4} "
+                f"of {len(one.records):3} oom {one.starved} regret {lost:6.2%}",
+                file=sys.stderr,
+            )
+    return Row(
+        name,
+        [math.inf if one is None else one for one in near],
+        [math.inf if one is None else one for one in minutes],
+        [one.starved for one, _ in plays],
+        regret,
+        [len(one.records) for one, _ in plays],
+        [sum(record.wall_s for record in one.records) / 60 for one, _ in plays],
+    )
 
 
 def table(found: list[Row]) -> Iterator[str]:
@@ -423,11 +445,16 @@ def main() -> None:
     searches = {"ours": SEARCHES["ours"]} if given.only_ours else dict(SEARCHES)
     if given.ablation:
         searches |= ABLATIONS
-    found = list(rows(lands, searches, verbose=given.verbose))
+    found, hopeless = rows(lands, searches, verbose=given.verbose)
     if given.json:
-        print(json.dumps({"kind": "simulated", "rows": [row.as_json() for row in found]}))
+        left_out = [{"profile": land.name, "seed": land.seed} for land in hopeless]
+        print(
+            json.dumps({"kind": "simulated", "rows": [row.as_json() for row in found], "left_out": left_out})
+        )
         return
-    print(f"{len(lands)} landscapes, at most {BUDGET} launches each (simulated)")
+    print(f"{len(lands) - len(hopeless)} landscapes, at most {BUDGET} launches each (simulated)")
+    for land in hopeless:
+        print(f"left out: {land.name} with seed {land.seed}, where nothing that was tried keeps the limits")
     for line in table(found):
         print(line)
     print(f"took {time.perf_counter() - begun:.0f} s")

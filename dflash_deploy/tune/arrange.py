@@ -5,13 +5,13 @@ Flags that only divide memory change no speed: they are worked out with the plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from dflash_deploy.plan.candidates import MEMORY_FLAGS
 from dflash_deploy.profile.schema import FlagSetting
-from dflash_deploy.tune.feasible import Forecaster, Prospect
+from dflash_deploy.tune.feasible import SHORT, Forecaster, Prospect
 from dflash_deploy.tune.space import Dimension, Settings, Space
 
 _TOKENS, _STATES = "max-total-tokens", "max-mamba-cache-size"
@@ -31,56 +31,68 @@ def memory_dimensions(space: Space) -> tuple[Dimension, ...]:
 
 
 def arrangements(
-    space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int], *, least_chance: float
+    space: Space,
+    forecaster: Forecaster,
+    shared: Settings,
+    places: Mapping[str, int],
+    *,
+    least_chance: float,
+    wanted: Callable[[Settings], bool] | None = None,
 ) -> Iterator[Arranged]:
-    """The ways to divide the memory that are worth a thought.
-
-    Of the state cache the least that serves everybody (what it takes beyond, contexts lack); of fractions and
-    token limits every one, by token limits as the space has them.
+    """The ways to divide the memory that are worth a thought: every fraction, by token limits as they come.
 
     Args:
         space: of the search.
         forecaster: for the plan, which must know the card and the model.
         shared: flags of the model, for the plan alone.
-        places: of all other flags.
+        places: of all other flags, and of the state cache (``least_states``: what it takes beyond, contexts
+            lack).
         least_chance: of serving.
+        wanted: says no to what is not worth planning: it comes without a prospect.
     """
-    least = least_states(space, forecaster, shared, places)
-    if least is None:
-        return
-    chosen = {**places, **least}
     # Few tokens first: they leave the most memory.
     others = sorted(
-        (one for one in memory_dimensions(space) if one.flag not in least),
+        (one for one in memory_dimensions(space) if one.flag not in places),
         key=lambda one: one.flag != _TOKENS,
     )
-    if not _any_hope(space, forecaster, shared, chosen):
+    if not _any_hope(space, forecaster, shared, places, least_chance):
         return
+    chosen = dict(places)
     for combination in product(*(range(len(one.values)) for one in others)):
         chosen.update(zip((one.flag for one in others), combination, strict=True))
         settings = space.settings(chosen)
         if _too_few_tokens(settings, forecaster):
+            continue
+        if wanted is not None and not wanted(settings):
+            yield Arranged(settings, None)
             continue
         prospect = forecaster.prospect({**shared, **settings})
         if prospect is not None and prospect.chance >= least_chance:
             yield Arranged(settings, prospect)
 
 
-def _any_hope(space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int]) -> bool:
+def _any_hope(
+    space: Space, forecaster: Forecaster, shared: Settings, places: Mapping[str, int], least_chance: float
+) -> bool:
     """One look that spares many: with the fewest tokens that do and all the memory, or in no other way.
 
     True where there is no limit on tokens to choose: then more memory is not always better.
     """
     tokens = next((one for one in memory_dimensions(space) if one.flag == _TOKENS), None)
     limits = [value for value in tokens.values if isinstance(value, int)] if tokens else []
-    workload = forecaster.profile.workload
-    enough = [limit for limit in limits if limit >= workload.users * workload.context_tokens]
+    promised = forecaster.profile.workload.users * forecaster.profile.workload.context_tokens
+    enough = [limit for limit in limits if limit >= promised]
     if tokens is None or not enough:
         return True
+    fewest = min(enough)
     most = {one.flag: len(one.values) - 1 for one in memory_dimensions(space) if one.flag not in places}
-    settings = space.settings({**most, **places, _TOKENS: tokens.values.index(min(enough))})
+    settings = space.settings({**most, **places, _TOKENS: tokens.values.index(fewest)})
     prospect = forecaster.prospect({**shared, **settings})
-    return prospect is not None and prospect.chance > 0
+    if prospect is None or prospect.chance <= 0:
+        return False
+    # What takes less memory has fewer tokens than were promised, or a state cache that is not settled.
+    best = fewest == promised and _STATES in settings and least_chance > SHORT
+    return not best or prospect.chance >= least_chance
 
 
 def least_states(

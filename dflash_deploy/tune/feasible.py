@@ -37,6 +37,8 @@ _UNSURE_MIB, _SURE_MIB = 260.0, 90.0
 differences seen on the simulator were 600 and 150)."""
 
 _NO_CHANCE = 0.02
+SHORT = 0.1
+"""Most chance of what by the plan has fewer users or less context than was promised."""
 _LEAST_HEADROOM_MIB = -1024.0
 _LEAST_CONTEXT = 0.9
 
@@ -143,7 +145,7 @@ class Forecaster:
             wary = self._holds(self._plan(flags, self.other_mib + doubt_mib))
             plain = wary or self._holds(budget)
             hopeful = plain or self._holds(self._plan(flags, self.other_mib - 2 * doubt_mib))
-            chance *= 1.0 if wary else 0.6 if plain else 0.1 if hopeful else 0.0
+            chance *= 1.0 if wary else 0.6 if plain else SHORT if hopeful else 0.0
         return Prospect(chance, budget.context_per_user, budget.headroom_mib, budget.ready_free_mib)
 
     def most_users(self, flags: Settings) -> int:

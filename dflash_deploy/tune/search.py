@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, product
 from typing import Literal
 
@@ -153,6 +154,7 @@ class Search:
         memory = memory_dimensions(space) if self._planned else ()
         self._quick = tuple(one for one in space.dimensions if one not in memory)
         self._rates: dict[bytes, float] = {}
+        self._states: dict[bytes, dict[str, int] | None] = {}
         self._contexts: dict[bytes, float] = {}
         self._contexts_by = forecaster
         self._sample = self._settled(self._sampled(seed))
@@ -249,6 +251,19 @@ class Search:
         chosen: Arranged | None = None
         most, left = 0.0, 0.0
         fitting = 0
+
+        def worth_of(index: np.intp, settings: Settings, context: float) -> float:
+            if not by_context:
+                return float(hopes[index])
+            # Only now is it known how much the memory holds.
+            limit = math.log(self._most_context(settings))
+            expected = min(beyond[index] + math.log(max(context, 1)), limit)
+            gains = _gains(np.asarray([expected]), spreads[index : index + 1], best)
+            return float(gains[0] * kept[index])
+
+        def promising(index: np.intp, more_than: float, settings: Settings) -> bool:
+            return worth_of(index, settings, math.inf) > more_than
+
         for looked, index in enumerate(np.argsort(-hopes)):
             left = float(hopes[index])
             settled = chosen is not None and left * _NEARLY <= most
@@ -256,25 +271,17 @@ class Search:
             if settled or spent or (best is not None and left < self._worth):
                 break
             left = 0.0
+            least_chance = _DARING if best is None else _LEAST_CHANCE
+            wanted = partial(promising, index, most) if by_context else None
             fits = False
-            for arranged in self._ways(
-                places[index], _DARING if best is None else _LEAST_CHANCE, every=by_context
-            ):
+            for way in self._ways(places[index], least_chance, wanted):
                 fits = True
-                if self._key(arranged.settings) in tried:
-                    continue
-                worth = float(hopes[index])
-                if by_context and arranged.prospect is not None:
-                    # Only now is it known how much the memory holds.
-                    expected = np.minimum(
-                        beyond[index : index + 1] + math.log(max(arranged.prospect.context, 1)),
-                        math.log(self._most_context(arranged.settings)),
-                    )
-                    worth = float(_gains(expected, spreads[index : index + 1], best)[0] * kept[index])
-                worth *= experience.chance(arranged.settings, arranged.prospect)
-                worth *= arranged.prospect.chance if arranged.prospect else 1.0
-                if worth > most:
-                    chosen, most = arranged, worth
+                worth = worth_of(index, way.settings, way.prospect.context if way.prospect else math.inf)
+                worth *= way.prospect.chance if way.prospect else 1.0
+                if worth > most and self._key(way.settings) not in tried:
+                    worth *= experience.chance(way.settings, way.prospect)
+                    if worth > most:
+                        chosen, most = way, worth
             fitting += fits
         if chosen is None and not left:
             return Stop("exhausted", "every configuration that could serve has been tried")
@@ -339,17 +346,31 @@ class Search:
         ]
         return self._settled(np.asarray(rows, dtype=np.int64).reshape(len(flags), len(self._quick)))
 
-    def _ways(self, row: Places, least_chance: float, *, every: bool) -> Iterator[Arranged]:
+    def _ways(
+        self, row: Places, least_chance: float, wanted: Callable[[Settings], bool] | None
+    ) -> Iterator[Arranged]:
+        """Ways to divide the memory; the surest alone where all are worth the same, and nothing is wanted."""
         places = self._named(row)
         if not self._planned:
             settings = self._space.settings(places)
             if self.forecaster.forecast({**self._shared, **settings}).refusal is None:
                 yield Arranged(settings, None)
             return
-        ways = arrangements(self._space, self.forecaster, self._shared, places, least_chance=least_chance)
-        if every:
-            yield from ways
+        states = self._least_states(row)
+        if states is None:
             return
+        divide = partial(
+            arrangements,
+            self._space,
+            self.forecaster,
+            self._shared,
+            {**places, **states},
+            least_chance=least_chance,
+        )
+        if wanted is not None:
+            yield from divide(wanted=wanted)
+            return
+        ways = divide()
         # Speed is the same in all of them: the surest one, and of those the one that leaves most.
         surest: Arranged | None = None
         for _, alike in groupby(ways, key=lambda way: way.settings.get("max-total-tokens")):
@@ -409,8 +430,16 @@ class Search:
         places = {one.flag: _largest(one) for one in self._space.dimensions if one not in self._quick}
         places |= self._named(row)
         if least:
-            places |= least_states(self._space, self.forecaster, self._shared, self._named(row)) or {}
+            places |= self._least_states(row) or {}
         return {**self._shared, **self._space.settings(places)}
+
+    def _least_states(self, row: Places) -> dict[str, int] | None:
+        """What the engine's arithmetic says of the flags alone, whatever logs have taught."""
+        key = row.tobytes()
+        if key not in self._states:
+            named = self._named(row)
+            self._states[key] = least_states(self._space, self.forecaster, self._shared, named)
+        return self._states[key]
 
     def _named(self, row: Places) -> dict[str, int]:
         return {one.flag: max(int(place), 0) for one, place in zip(self._quick, row, strict=True)}
