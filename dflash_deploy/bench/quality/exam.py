@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -11,7 +11,7 @@ from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.agreement import Agreement, Said, agree
 from dflash_deploy.bench.quality.answers import Answer, answer_faults, copied, misses
 from dflash_deploy.bench.quality.asking import DEFAULT_TIMEOUT_S, Reply, ask
-from dflash_deploy.bench.workloads import Message, Prompt, Task, load
+from dflash_deploy.bench.workloads import LANGUAGES, Language, Message, Prompt, Task, load, long_context
 
 Kind = Literal["exact", "json", "tool", "copy"]
 Mode = Literal["alone", "together", "cached"]
@@ -27,6 +27,12 @@ _COPY = {
     "en": "Copy the following text exactly, character by character, and write nothing else:\n\n{text}",
     "zh-TW": "請一字不差地抄寫下面這段文字，不要寫任何其他內容：\n\n{text}",  # noqa: RUF001
 }
+_SUM_UP: Mapping[Language, str] = {
+    "en": "Now say in three sentences what the document is about.",
+    "zh-TW": "現在請用三句話說明這份文件的內容。",
+}
+_DOCUMENT_CHARS: Mapping[Language, int] = {"en": 3600, "zh-TW": 1100}
+"""Of some nine hundred tokens either."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,8 @@ def sheet(*, context_tokens: int | None = None) -> Sheet:
         if len(first.messages) == 2 and second.messages[: len(first.messages)] == first.messages
     ]
     languages = {first.language: (first, second) for first, second in reversed(turns)}
-    talks = tuple(dict.fromkeys([*languages.values(), *turns]))[:4]
+    documents = [talk for talk in map(_about_a_document, LANGUAGES) if _fits(talk[1], context_tokens)]
+    talks = tuple(dict.fromkeys([*languages.values(), *documents, *turns]))[:4]
     return Sheet(tuple(known), tuple(_both_languages(long, 6)), talks)
 
 
@@ -242,6 +249,18 @@ def _both_languages(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
             taken.append(of_language[turn // 2 % len(of_language)].pop(0))
         turn += 1
     return taken
+
+
+def _about_a_document(language: Language) -> tuple[Prompt, Prompt]:
+    """Two turns of which the first is long enough to be in any prefix cache.
+
+    Of models with a recurrent state, a cache has what stands before a multiple of some hundred tokens.
+    """
+    asked = next(one for one in long_context(_DOCUMENT_CHARS[language]) if one.language == language)
+    first = replace(asked, id=f"{asked.id}-talk")
+    more = (Message("assistant", first.reference or ""), Message("user", _SUM_UP[language]))
+    messages = (*first.messages, *more)
+    return first, replace(first, id=f"{first.id}-2", messages=messages, answer=None, reference=None)
 
 
 def _copy(prompt: Prompt) -> Prompt:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from dflash_deploy.bench.quality.exam import sheet
 from dflash_deploy.bench.workloads import Message, load_all
 
 
@@ -93,7 +94,9 @@ def completion(told: Told, most: int) -> dict:
     return {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}
 
 
-BY_MESSAGES = {prompt.messages: prompt for prompt in load_all()}
+BY_MESSAGES = {prompt.messages: prompt for prompt in load_all()} | {
+    prompt.messages: prompt for talk in sheet().talks for prompt in talk
+}
 ESSAY = {"en": "", "zh-TW": ""}
 for _prompt in load_all():
     if _prompt.task == "prose" and _prompt.reference and _prompt.language:

@@ -9,7 +9,7 @@ from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.quality.asking import ask
 from dflash_deploy.bench.quality.exam import agreement, examine, faults_beside, sheet
 from dflash_deploy.bench.workloads import Message, Prompt
-from tests.simulator.conftest import launching
+from tests.simulator.conftest import ONE_USER, launching
 
 from .chat_server import Told, answering, good
 
@@ -228,9 +228,11 @@ def simulators(tmp_path_factory):
     ],
 )
 def test_every_garbage_of_the_simulator_is_caught(simulators, fault, names):
-    server = simulators(fault=fault, scale=2000)
+    server = simulators(f"{ONE_USER} --enable-cache-report", fault=fault, scale=2000)
     endpoint = Endpoint(f"http://127.0.0.1:{server.port}")
     found = examine(endpoint, sheet(context_tokens=2048), users=2, knows=False)
+    # Its cache has a prompt's state every 256 tokens alone; both documents are longer.
+    assert found.cached_tokens >= 2 * 256
     assert set(names) <= set(ids(found))
     assert bool(found.faults) == bool(names), found.faults
 
