@@ -10,6 +10,7 @@ from dflash_deploy.bench.workloads import TASKS, Task
 from dflash_deploy.errors import DeployError, ExitCode
 
 _MOST_USERS = 1024
+_MOST_INPUT_TOKENS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Changes:
 
     Attributes:
         users: levels by comma.
+        input_tokens: lengths of prompts on a ladder, by comma.
         seconds: that each level of a ``closed`` protocol takes.
         tasks: a mix as ``read_tasks`` takes it.
         own_prompts: from a file, in place of the tasks.
@@ -25,6 +27,7 @@ class Changes:
     """
 
     users: str | None = None
+    input_tokens: str | None = None
     output_tokens: int | None = None
     rounds: int | None = None
     cold: int | None = None
@@ -62,8 +65,17 @@ def changed(name: str, changes: Changes) -> Protocol:
             fix="leave out --users, or --rate",
             exit_code=ExitCode.USAGE,
         )
+    if protocol.shape != "ladder" and changes.input_tokens:
+        raise DeployError(
+            f"{name} asks its prompts as they are: they have no length to be set",
+            fix="add --protocol context-ladder",
+            exit_code=ExitCode.USAGE,
+        )
+    if protocol.shape == "ladder" and changes.cold is not None:
+        raise DeployError(f"{name} has no cold rounds", fix="leave out --cold", exit_code=ExitCode.USAGE)
     wanted = replace(
         protocol,
+        prompt_tokens=_read_lengths(changes.input_tokens) if changes.input_tokens else protocol.prompt_tokens,
         users=read_levels(changes.users) if changes.users else (1,) if changes.rate_per_s else protocol.users,
         output_tokens=changes.output_tokens or protocol.output_tokens,
         warm_up=protocol.warm_up if changes.cold is None else changes.cold,
@@ -104,6 +116,15 @@ def read_tasks(text: str) -> dict[Task, float]:
     return mix
 
 
+def _read_lengths(text: str) -> tuple[int, ...]:
+    words = [part.strip() for part in text.split(",")]
+    if not all(_is_number(word, _MOST_INPUT_TOKENS) for word in words):
+        raise DeployError(
+            f"{text!r} are no lengths of prompts", fix="write 8192, or 1024,8192", exit_code=ExitCode.USAGE
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
 def read_levels(text: str) -> tuple[int, ...]:
     """Load levels by comma.
 
@@ -111,8 +132,12 @@ def read_levels(text: str) -> tuple[int, ...]:
         DeployError: one is no number of users.
     """
     words = [part.strip() for part in text.split(",")]
-    if not all(word.isdecimal() and 1 <= int(word) <= _MOST_USERS for word in words):
+    if not all(_is_number(word, _MOST_USERS) for word in words):
         raise DeployError(
             f"{text!r} are no numbers of users", fix="write 4, or 1,2,4", exit_code=ExitCode.USAGE
         )
     return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def _is_number(word: str, most: int) -> bool:
+    return word.isdecimal() and len(word) <= len(str(most)) and 1 <= int(word) <= most

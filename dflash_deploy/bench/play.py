@@ -14,7 +14,6 @@ from dflash_deploy.bench.chat import Sampling
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.load import Load, Player, patience, poisson, turns
 from dflash_deploy.bench.measurement import LoadFigures, RequestResult
-from dflash_deploy.bench.prompts import lasting
 from dflash_deploy.bench.protocols import Options, Protocol, prompts_of
 from dflash_deploy.bench.server_side import ServerFigures, between, standing
 from dflash_deploy.bench.telemetry import GpuWatch, Telemetry
@@ -227,6 +226,9 @@ class _Play:
         protocol = self._protocol
         for users in protocol.users:
             player = self._player(self._prompts(users * max(protocol.rounds, protocol.warm_up)))
+            if player.load.salt is not None:
+                # The rounds of every number of users have the same names.
+                player.load = replace(player.load, salt=f"{player.load.salt}-{users}")
             for turn in turns(protocol.warm_up, protocol.rounds):
                 self._tell(f"{_users(users)}, {turn.label}")
                 played = await player.turn(users, turn)
@@ -290,69 +292,75 @@ class _Play:
             self._add(f"minute {minute + 1}", users, minutes[minute], window=True)
 
     def _ladder(self) -> None:
-        protocol, endpoint = self._protocol, self._endpoint
         counter = ServerCounter(
-            endpoint.base_url, endpoint.model, api_key=endpoint.api_key, extras=endpoint.extras
+            self._endpoint.base_url,
+            self._endpoint.model,
+            api_key=self._endpoint.api_key,
+            extras=self._endpoint.extras,
         )
-        longest = endpoint.context_tokens
-        for wanted in protocol.prompt_tokens:
-            if longest is not None and wanted + protocol.output_tokens + _ROOM_TOKENS > longest:
-                self._notes.append(
-                    f"the context of {longest:,} tokens has no room for a prompt of {wanted:,}"
-                )
-                return
-            self._tell(f"{wanted} tokens: making a prompt of that length")
-            prompts = [
-                self._prompt_of(wanted, counter, f"{wanted}-{number}") for number in range(protocol.rounds)
-            ]
-            known = [one for one in prompts if one is not None]
-            if len(known) < len(prompts):
-                if self._goes_on_without(wanted, counter):
-                    continue
-                return
-            fitted = min(one.tokens for one in known)
-            if fitted < wanted * _LEAST_OF_WANTED:
-                self._notes.append(
-                    f"the server counts {fitted:,} tokens of a longer prompt too, and so cuts off the rest"
-                )
-                return
-            self._tell(f"{wanted} tokens")
-            player = self._player([one.prompt for one in known])
-            player.load = replace(player.load, salt=None)
-            results = asyncio.run(player.closed(1, requests=protocol.rounds))
-            if self._levels and all(one.error_kind == "refused" for one in results):
-                self._notes.append(f"the server refuses a prompt of {wanted:,} tokens")
-                return
-            counted = [one.prompt_tokens for one in results if one.prompt_tokens]
-            tokens = min(counted if counter.by_asking and counted else [one.tokens for one in known])
-            self._add(f"{tokens} tokens", 1, results, prompt_tokens=tokens)
+        for users in self._protocol.users:
+            for wanted in self._protocol.prompt_tokens:
+                if not self._rung(users, wanted, counter):
+                    break
             if self.stopped:
                 return
 
-    def _goes_on_without(self, wanted: int, counter: ServerCounter) -> bool:
+    def _rung(self, users: int, wanted: int, counter: ServerCounter) -> bool:
+        """Prompts of one length; False where there is no use in longer ones."""
+        protocol, longest = self._protocol, self._endpoint.context_tokens
+        if longest is not None and wanted + protocol.output_tokens + _ROOM_TOKENS > longest:
+            self._note(f"the context of {longest:,} tokens has no room for a prompt of {wanted:,}")
+            return False
+        label = f"{wanted} tokens" if users == 1 else f"{_users(users)}, {wanted} tokens"
+        self._tell(f"{label}: making prompts of that length")
+        requests = users * protocol.rounds
+        bases = self._prompts(requests)
+        prompts = []
+        for number in range(requests):
+            one = self._prompt_of(bases[number % len(bases)], wanted, counter, f"{users}-{wanted}-{number}")
+            if one is None:
+                return self._goes_on_without(bases[number % len(bases)], wanted, counter)
+            if one.tokens < wanted * _LEAST_OF_WANTED:
+                self._note(
+                    f"the server counts {one.tokens:,} tokens of a longer prompt too: it cuts off the rest"
+                )
+                return False
+            prompts.append(one)
+        self._tell(label)
+        player = self._player([one.prompt for one in prompts])
+        player.load = replace(player.load, salt=None)
+        results = asyncio.run(player.closed(users, requests=requests))
+        if self._levels and all(one.error_kind == "refused" for one in results):
+            self._note(f"the server refuses a prompt of {wanted:,} tokens")
+            return False
+        counted = [one.prompt_tokens for one in results if one.prompt_tokens]
+        tokens = min(counted if counter.by_asking and counted else [one.tokens for one in prompts])
+        label = f"{tokens} tokens" if users == 1 else f"{_users(users)}, {tokens} tokens"
+        self._add(label, users, results, prompt_tokens=tokens)
+        return self.stopped is None
+
+    def _note(self, words: str) -> None:
+        if words not in self._notes:
+            self._notes.append(words)
+
+    def _goes_on_without(self, base: Prompt, wanted: int, counter: ServerCounter) -> bool:
         """Say why there is no prompt of this length; False where there will be no longer one either."""
-        bare = counter(self._base())
+        bare = counter(base)
         if bare is not None and bare + _ROOM_TOKENS > wanted:
-            self._notes.append(f"the prompt itself has {bare:,} tokens: there is no level of {wanted:,}")
+            self._note(f"a prompt itself has {bare:,} tokens: there is no level of {wanted:,}")
             return True
         if bare is not None:
-            self._notes.append(
-                f"the server refuses a prompt of {wanted:,} tokens, or takes too long to count it"
-            )
+            self._note(f"the server refuses a prompt of {wanted:,} tokens, or takes too long to count it")
             return False
         # Whether it is there at all is told by asking.
-        results = asyncio.run(self._player([self._base()]).closed(1, requests=1))
+        results = asyncio.run(self._player([base]).closed(1, requests=1))
         if results[0].error is not None:
             self._add(f"{wanted} tokens", 1, results)
         else:
             self.stopped = f"{wanted} tokens: the server does not count a prompt's tokens"
         return False
 
-    def _base(self) -> Prompt:
-        return (self._options.prompts or lasting("instruction"))[0]
-
-    def _prompt_of(self, wanted: int, counter: ServerCounter, name: str) -> Fitted | None:
-        base = self._base()
+    def _prompt_of(self, base: Prompt, wanted: int, counter: ServerCounter, name: str) -> Fitted | None:
         salt = self._options.salt
         if salt is None:
             return fit(base, wanted, counter)
@@ -379,7 +387,13 @@ class _Play:
     ) -> None:
         figures = LoadFigures.of(results)
         prefill = None
-        if prompt_tokens is not None and figures.ttft_s is not None and figures.ttft_s.median > 0:
+        # Of several users one waits for the others' prompts too.
+        if (
+            prompt_tokens is not None
+            and users == 1
+            and figures.ttft_s is not None
+            and figures.ttft_s.median > 0
+        ):
             prefill = prompt_tokens / figures.ttft_s.median
         self._levels.append(
             Level(

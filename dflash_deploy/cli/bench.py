@@ -57,6 +57,13 @@ def run(
         str | None,
         typer.Option(help="Requests at once; several levels by comma, as in 1,2,4.", metavar="NUMBERS"),
     ] = None,
+    input_tokens: Annotated[
+        str | None,
+        typer.Option(
+            help="With --protocol context-ladder: exact tokens of each prompt; several lengths by comma.",
+            metavar="NUMBERS",
+        ),
+    ] = None,
     output_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of each answer.")] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Rounds that count, or requests of each user.")
@@ -154,7 +161,8 @@ def run(
     elif own:
         own = files.without_lengths(own)
     chosen = changed(
-        protocol, Changes(users, output_tokens, rounds, cold, seconds, tasks, own is not None, rate)
+        protocol,
+        Changes(users, input_tokens, output_tokens, rounds, cold, seconds, tasks, own is not None, rate),
     )
     options = Options(
         prompts=own,

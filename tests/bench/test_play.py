@@ -138,6 +138,32 @@ def test_a_ladder_ends_where_the_server_takes_no_longer_prompt(counts, beyond, n
     assert len(seen.bodies) < 50
 
 
+def test_several_users_ask_prompts_of_an_exact_length():
+    with serving(Script(wait_s=0.001, tokenizes=True)) as (url, seen):
+        result = run_protocol(
+            Endpoint(url), quick("context-ladder", prompt_tokens=(150, 200), users=(1, 3), rounds=1)
+        )
+    assert [(level.users, level.label, level.prompt_tokens) for level in result.levels] == [
+        (1, "150 tokens", 150),
+        (1, "200 tokens", 200),
+        (3, "3 users, 150 tokens", 150),
+        (3, "3 users, 200 tokens", 200),
+    ]
+    chats = [body["messages"] for body in seen.bodies if body.get("stream")]
+    words = [sum(len(message["content"].split()) for message in messages) for messages in chats]
+    assert words == [150, 200, *[150] * 3, *[200] * 3]
+
+
+@pytest.mark.parametrize("name", list(PROTOCOLS))
+def test_no_prompt_begins_as_another_did(name):
+    more = {"prompt_tokens": (150, 200)} if name == "context-ladder" else {"duration_s": None}
+    with serving(Script(wait_s=0, tokenizes=True)) as (url, seen):
+        run_protocol(Endpoint(url), quick(name, users=(1, 2), **more))
+    begins = [body["messages"][0]["content"].split("]")[0] for body in seen.bodies if body.get("stream")]
+    assert len(begins) > 4
+    assert len(set(begins)) == len(begins)
+
+
 def test_a_server_that_dies_of_a_long_prompt_has_failed():
     script = Script(wait_s=0.001, tokenizes=True, longest_words=200, beyond="dies")
     with serving(script) as (url, _):
@@ -153,7 +179,7 @@ def test_a_prompt_of_ones_own_is_longer_than_the_first_steps_of_a_ladder():
             Endpoint(url), quick("context-ladder", prompt_tokens=(100, 250)), Options(prompts=own)
         )
     assert [level.prompt_tokens for level in result.levels] == [250]
-    assert "the prompt itself has 180 tokens" in result.notes[0]
+    assert "a prompt itself has 180 tokens" in result.notes[0]
 
 
 def test_no_prompt_of_a_ladder_is_in_the_cache_for_having_been_counted():
