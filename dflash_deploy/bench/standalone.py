@@ -165,6 +165,9 @@ def examined_run(
         on_stage=tell,
     )
     update: dict[str, object] = {"quality": quality_of(examination)}
+    if examination.unbegun:
+        words = f"{examination.unbegun} answers of the examination ended within thoughts: it thinks unasked"
+        update["notes"] = [*run.notes, words]
     if examination.faults and run.outcome == "served":
         update |= {"outcome": "unfit", "reason": "; ".join(examination.faults)[:LONGEST_TEXT]}
     return run.model_copy(update=update), examination

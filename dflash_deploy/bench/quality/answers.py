@@ -39,6 +39,7 @@ class Answer:
 
     Attributes:
         text: in words.
+        thoughts: before it, of a model that thinks although it was asked not to.
         tool: name of the function that it calls, and ``arguments`` as it wrote them; None without a call.
         tokens: by the server's count, None where it does not say.
         ended: the model ended it; False where it was cut at the wanted length.
@@ -49,6 +50,12 @@ class Answer:
     arguments: str | None = None
     tokens: int | None = None
     ended: bool = True
+    thoughts: str = ""
+
+    @property
+    def begun(self) -> bool:
+        """It did not end within its thoughts."""
+        return not self.thoughts or bool(self.text) or self.tool is not None
 
 
 def answer_faults(prompt: Prompt, answer: Answer) -> dict[str, str]:
@@ -61,8 +68,8 @@ def answer_faults(prompt: Prompt, answer: Answer) -> dict[str, str]:
     if prompt.tool is not None and answer.tool is not None:
         # The call is the answer; ``misses`` looks at it.
         return {}
-    faults = text_faults(answer.text, answer.tokens, free_end=answer.ended)
-    if "empty" in faults:
+    faults = text_faults(answer.thoughts + answer.text, answer.tokens, free_end=answer.ended)
+    if "empty" in faults or not answer.begun:
         return faults
     if (drift := _foreign(prompt, answer.text)) is not None:
         faults["language-drift"] = f"{drift}: {excerpt(answer.text)}"

@@ -51,7 +51,7 @@ class Reply:
     def said(self) -> Said:
         """As far as agreement goes."""
         call = "" if self.answer.tool is None else f"{self.answer.tool}({self.answer.arguments})"
-        return Said(self.answer.text + call, self.token_ids, self.answer.tokens)
+        return Said(self.answer.thoughts + self.answer.text + call, self.token_ids, self.answer.tokens)
 
 
 def ask(
@@ -167,7 +167,6 @@ def _read(content: object) -> Reply:
     if isinstance(ended, str) and ended in GIVEN_UP:
         return _failed(f"the server gave the answer up: finish_reason {ended}")
     thoughts = (text_of(message.get(key)) for key in ("reasoning_content", "reasoning"))
-    parts = (next(filter(None, thoughts), None), text_of(message.get("content")))
     calls = message.get("tool_calls")
     first = calls[0] if isinstance(calls, list) and calls else None
     call = first.get("function") if isinstance(first, dict) else None
@@ -178,7 +177,8 @@ def _read(content: object) -> Reply:
     ids = choice.get("response_token_ids", choice.get("token_ids"))
     return Reply(
         Answer(
-            text="".join(filter(None, parts)),
+            text=text_of(message.get("content")) or "",
+            thoughts=next(filter(None, thoughts), None) or "",
             tool=_text(call, "name"),
             arguments=_text(call, "arguments"),
             tokens=count(usage.get("completion_tokens")),

@@ -85,6 +85,7 @@ class Examination:
         repeated_same: of them, those with one answer to the last byte.
         cached_tokens: found in the prefix cache by the second turns, None where the server does not say.
         refused: questions that the server does not take, such as tool calls.
+        unbegun: answers that did not get beyond the model's thoughts.
     """
 
     scores: Mapping[Kind, Score]
@@ -95,6 +96,7 @@ class Examination:
     repeated_same: int
     cached_tokens: int | None
     refused: int
+    unbegun: int = 0
 
 
 def sheet(*, context_tokens: int | None = None) -> Sheet:
@@ -194,6 +196,7 @@ def examine(
         repeated_same=sum(len({reply.said for reply in trio}) == 1 for trio in trios),
         cached_tokens=sum(cached) if cached else None,
         refused=sum(one.reply.refused for one in asked),
+        unbegun=sum(not one.reply.answer.begun for one in asked),
     )
 
 
@@ -280,7 +283,7 @@ def _graded(items: Sequence[Item], replies: Sequence[Reply]) -> tuple[dict[Kind,
     scores: dict[Kind, Score] = {}
     missed: dict[str, str] = {}
     for item, reply in zip(items, replies, strict=True):
-        if reply.error is not None:
+        if reply.error is not None or not reply.answer.begun:
             continue
         problem = item.misses(reply)
         if problem is not None:

@@ -25,6 +25,7 @@ class Told:
     tokens: int | None = None
     ids: tuple[int, ...] | None = None
     ended: bool = True
+    thoughts: str | None = None
 
 
 @dataclass
@@ -87,10 +88,16 @@ def completion(told: Told, most: int) -> dict:
     if told.tool is not None:
         function = {"name": told.tool, "arguments": told.arguments}
         message |= {"content": None, "tool_calls": [{"type": "function", "function": function}]}
+    if told.thoughts is not None:
+        message["reasoning"] = told.thoughts
     choice = {"index": 0, "message": message, "finish_reason": "stop" if told.ended else "length"}
     if told.ids is not None:
         choice["token_ids"] = list(told.ids)
-    tokens = told.tokens if told.tokens is not None else min(most, max(1, len(told.text) // 4))
+    tokens = (
+        told.tokens
+        if told.tokens is not None
+        else min(most, max(1, len((told.thoughts or "") + told.text) // 4))
+    )
     return {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}
 
 

@@ -87,6 +87,28 @@ def babble(body, before):
     return Told(" ".join(chance.choice(WORDS) for _ in range(80)))
 
 
+THOUGHTS = (
+    "Okay, the user wants something of me. First I look at what exactly is asked, and in which form it "
+    "should be given. Then I weigh two or three ways to say it and take the plainest one. "
+)
+
+
+def test_a_model_that_thinks_in_english_is_judged_by_its_answers():
+    found, _ = examined(lambda body, _: replace(good(body), thoughts=THOUGHTS))
+    assert found.faults == ()
+    assert not found.missed
+    assert found.unbegun == 0
+
+
+def test_an_answer_that_is_thoughts_to_its_end_is_no_wrong_one():
+    found, _ = examined(lambda *_: Told("", thoughts=THOUGHTS, ended=False))
+    assert found.faults == ()
+    assert found.scores == {}
+    assert found.unbegun == len(SHEET.known) + 2 * len(SHEET.free) + 2 * 3 + 2 * len(SHEET.talks)
+    found, _ = examined(lambda *_: Told("", thoughts="nan " * 80, ended=False))
+    assert set(ids(found)) & {"nan", "repetition"}
+
+
 def in_russian(body, before):
     return Told("Река течёт мимо города, и каждое утро над водой стоит туман, пока не взойдёт солнце. " * 2)
 
@@ -268,7 +290,7 @@ def test_answers_in_other_forms(choice, text, error):
     raw = json.dumps({"choices": [choice]}).encode()
     with answering(lambda *_: Told(raw=raw)) as (url, _):
         (reply,) = ask(Endpoint(url, "m"), [Prompt("q", (Message("user", "Why?"),))], max_tokens=8)
-    assert reply.answer.text == text
+    assert reply.said.text == text
     assert (error or "") in (reply.error or "")
     assert bool(error) == bool(reply.error)
 
