@@ -32,6 +32,18 @@ def cache_dir() -> Path:
     return _known(platformdirs.user_cache_path)
 
 
+def expanded(path: str) -> Path:
+    """``path`` with a leading ``~`` written out.
+
+    Raises:
+        DeployError: nothing says where this user's home is.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise _homeless() from None
+
+
 def _known(find: Callable[[str], Path]) -> Path:
     """The folder that ``find`` names.
 
@@ -43,9 +55,13 @@ def _known(find: Callable[[str], Path]) -> Path:
     except RuntimeError:
         folder = Path("~")
     if not folder.is_absolute():
-        raise DeployError(
-            "this user has no home folder: HOME is not set, and the system knows none",
-            fix="export HOME=/a/folder/of/yours",
-            exit_code=ExitCode.MISSING,
-        )
+        raise _homeless()
     return folder
+
+
+def _homeless() -> DeployError:
+    return DeployError(
+        "this user has no home folder: HOME is not set, and the system knows none",
+        fix="export HOME=/a/folder/of/yours",
+        exit_code=ExitCode.MISSING,
+    )

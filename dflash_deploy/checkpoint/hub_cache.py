@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_deploy.checkpoint.cards import doubt_of
+from dflash_deploy.paths import expanded
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]{0,200}")
@@ -57,15 +58,15 @@ def cache_dir() -> Path:
     """The cache's folder, as ``huggingface_hub`` finds it."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if value := os.environ.get(name):
-            return Path(value).expanduser()
+            return expanded(value)
     return hugging_face_dir() / "hub"
 
 
 def hugging_face_dir() -> Path:
     """The folder of the cache and the token."""
     if value := os.environ.get("HF_HOME"):
-        return Path(value).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+        return expanded(value)
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
 
 
 def find_snapshot(name: str, revision: str | None, *, cache: Path | None = None) -> Snapshot | None:

@@ -103,9 +103,7 @@ def doctor(
         for found in findings:
             if found.id in mended:
                 typer.echo(f"{found.title} now: {found.status}: {found.answer.text}")
-    if any(one.outcome == "failed" for one in done):
-        raise typer.Exit(ExitCode.FAILED)
-    status = exit_code(findings)
+    status = exit_code(findings, done)
     if status is not ExitCode.OK:
         raise typer.Exit(status)
 
@@ -130,7 +128,12 @@ def _check_options(
 
 
 def _asked(what: str) -> bool:
-    return typer.confirm(f"{what}?", default=False)
+    try:
+        return typer.confirm(f"{what}?", default=False)
+    except typer.Abort:
+        # Ctrl-C, or the end of the input: what was done until now is done.
+        typer.echo(err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def _print(findings: Sequence[Finding], request: Request, took_s: float, *, everything: bool) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from dflash_deploy.doctor.engine import Engine
 from dflash_deploy.doctor.finding import (
@@ -22,6 +22,8 @@ from dflash_deploy.doctor.gpu import used
 from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.engine.sglang.advice_case import Weight
 from dflash_deploy.errors import DeployError
+from dflash_deploy.machine.host import Host
+from dflash_deploy.paths import expanded
 from dflash_deploy.serving_env.advice import DENSE_HEADS, Advice, Case, advise
 from dflash_deploy.serving_env.environments import is_being_changed, list_environments, read_making
 from dflash_deploy.serving_env.patches.bmm import DEFAULT
@@ -43,8 +45,17 @@ KERNELS = frozenset({"kernel-package-broken", "kernel-package-missing"})
 FLASHINFER = frozenset(
     {"flashinfer-missing", "flashinfer-broken", "flashinfer-cubin-differs", "flashinfer-compiles"}
 )
-TOOLKIT = frozenset({"nvcc-missing", "nvcc-of-another-cuda", "nvcc-older-than-card", "ninja-missing"})
-COMPILER = frozenset({"compiler-missing", "python-headers-missing"})
+TOOLKIT = frozenset(
+    {
+        "nvcc-missing",
+        "nvcc-of-another-cuda",
+        "nvcc-older-than-card",
+        "ninja-missing",
+        "program-broken",
+        "cuda-headers-missing",
+    }
+)
+COMPILER = frozenset({"compiler-missing", "c-compiler-missing", "compiler-broken", "python-headers-missing"})
 CUDNN = frozenset({"cudnn-misaligned"})
 GLIBC = frozenset({"glibc-too-old"})
 ELSEWHERE = frozenset({"fp8-bmm-cublas"})
@@ -88,7 +99,8 @@ def cuda(subject: Subject) -> Answer:
     engine = _engine(subject)
     found = _advised(subject, engine, CUDA)
     if found is not None:
-        return found
+        old = any(one.id == "driver-older-than-cuda" for one in _advice(subject, engine))
+        return replace(found, fix=_newer_driver(subject.host())) if old else found
     torch = (engine.about.modules or {}).get("torch")
     if "torch" not in engine.about.packages:
         return failed("torch is not installed in this environment", _anew(engine))
@@ -98,6 +110,15 @@ def cuda(subject: Subject) -> Answer:
     if serves is None:
         return unknown(f"torch is built with CUDA {torch.cuda}; there is no driver to compare with")
     return passed(f"torch is built with CUDA {torch.cuda}, the driver serves {serves}", engine.source)
+
+
+def _newer_driver(host: Host) -> str:
+    new = "the NVIDIA driver (580 or newer for CUDA 13)"
+    if host.wsl is not None:
+        return f"update {new} in Windows, not here; then in PowerShell: wsl --shutdown"
+    if host.container is not None:
+        return f"update {new} of the machine that runs this container, and restart that"
+    return f"update {new}, then restart the machine"
 
 
 def architecture(subject: Subject) -> Answer | None:
@@ -305,9 +326,11 @@ def _tools(subject: Subject, ids: Collection[str], names: tuple[str, ...]) -> An
 
 def _compiled_before() -> bool:
     """FlashInfer has kernels of an earlier start in its cache."""
-    base = os.environ.get("FLASHINFER_WORKSPACE_BASE") or "~"
-    cache = Path(base).expanduser() / ".cache" / "flashinfer"
-    return next(cache.glob("**/cached_ops/*/*.so"), None) is not None
+    cache = expanded(os.environ.get("FLASHINFER_WORKSPACE_BASE") or "~") / ".cache" / "flashinfer"
+    try:
+        return next(cache.glob("**/cached_ops/*/*.so"), None) is not None
+    except PermissionError:
+        return False
 
 
 def _fp8_backend(subject: Subject) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from dflash_deploy.doctor import environment, gpu, host, hub, model, planned, service
+from dflash_deploy.doctor import cuda, disks, environment, gpu, host, hub, model, planned, proxy, service
 from dflash_deploy.doctor.finding import Answer, Finding, NotCheckedError, Status, failed, unknown
+from dflash_deploy.doctor.repair import Done
 from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.text import printable
+from dflash_deploy.serving_env.refused import refused
 
 _QUICK_S = 15.0
 _UNITS_S = 40.0
@@ -44,7 +47,10 @@ def _engine_check(id_: str, title: str, run: Callable[[Subject], Answer | None])
 
 
 CHECKS: tuple[Check, ...] = (
+    # The first that looks at the host, so that it tells where that cannot be read.
+    Check("memory", "host", "RAM", host.memory),
     Check("driver", "gpu", "driver and cards", gpu.driver),
+    Check("cuda-start", "gpu", "CUDA's library", cuda.starts),
     Check("visible", "gpu", "visible cards", gpu.visible),
     Check("vram", "gpu", "free VRAM", gpu.vram, _UNITS_S),
     Check("clocks", "gpu", "clocks", gpu.clocks),
@@ -63,10 +69,9 @@ CHECKS: tuple[Check, ...] = (
     _engine_check("pins", "package versions", environment.pins),
     Check("patches", "environment", "patches", service.patches),
     Check("half-made", "environment", "environments", environment.half_made),
-    Check("memory", "host", "RAM", host.memory),
-    Check("disk-models", "host", "disk for weights", host.disk_models),
-    Check("disk-caches", "host", "disk for caches", host.disk_caches),
-    Check("folders", "host", "folders", host.folders),
+    Check("disk-models", "host", "disk for weights", disks.models),
+    Check("disk-caches", "host", "disk for caches", disks.caches),
+    Check("folders", "host", "folders", disks.folders),
     Check("shared-memory", "host", "shared memory", host.shared_memory),
     Check("limits", "host", "ulimits", host.limits),
     Check("memory-guard", "host", "earlyoom", host.guard),
@@ -82,6 +87,7 @@ CHECKS: tuple[Check, ...] = (
     Check("card", "profile", "card of the profile", planned.card),
     Check("flags", "profile", "flags", planned.flags, _ENVIRONMENT_S, _IMPORTS_S),
     Check("plan", "profile", "VRAM plan", planned.budget, _UNITS_S, _IMPORTS_S),
+    Check("proxy", "service", "proxy", proxy.spares_this_machine),
     Check("port", "service", "port", service.port, _UNITS_S),
     Check("services", "service", "services", service.units, _UNITS_S),
     Check("left-behind", "service", "servers left behind", service.left_behind),
@@ -113,17 +119,36 @@ def examine(
     for thread, check in zip(threads, chosen, strict=True):
         thread.join(max(0.0, began + _limit_s(check, subject) - time.monotonic()))
     # What comes late must not change what is told already.
-    return tuple(
+    return _told_once(
         Finding(check.id, check.group, check.title, answer)
         for check, answer in zip(chosen, list(answers), strict=True)
         if answer is not None
     )
 
 
-def exit_code(findings: tuple[Finding, ...]) -> ExitCode:
+def _told_once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """A fact that could not be had keeps several checks from looking; the first of them says why."""
+    first: dict[tuple[str, str | None], str] = {}
+    told = []
+    for finding in findings:
+        answer = finding.answer
+        if answer.status is Status.FAIL:
+            tells = first.setdefault((answer.text, answer.fix), finding.id)
+            if tells != finding.id:
+                told.append(replace(finding, answer=_not_checked(tells)))
+                continue
+        told.append(finding)
+    return tuple(told)
+
+
+def _not_checked(waits_for: str) -> Answer:
+    return Answer(Status.UNKNOWN, f"not checked: see {waits_for}", waits_for=waits_for)
+
+
+def exit_code(findings: tuple[Finding, ...], repairs: Collection[Done] = ()) -> ExitCode:
     """What the command ends with."""
     statuses = {finding.status for finding in findings}
-    if Status.FAIL in statuses:
+    if Status.FAIL in statuses or any(done.outcome == "failed" for done in repairs):
         return ExitCode.FAILED
     return ExitCode.MISSING if statuses <= {Status.UNKNOWN} else ExitCode.OK
 
@@ -132,11 +157,12 @@ def _run(check: Check, subject: Subject, answers: list[Answer | None], place: in
     try:
         answers[place] = check.run(subject)
     except NotCheckedError as error:
-        answers[place] = Answer(
-            Status.UNKNOWN, f"not checked: see {error.waits_for}", waits_for=error.waits_for
-        )
+        answers[place] = _not_checked(error.waits_for)
     except DeployError as error:
         answers[place] = failed(error.message, error.fix)
+    except OSError as error:
+        told = refused(error, Path())
+        answers[place] = failed(told.message, told.fix)
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in one check is told, and ends no other
         answers[place] = unknown(
             f"the check itself failed: {type(error).__name__}: {printable(str(error), longest=300)}"

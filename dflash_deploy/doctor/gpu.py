@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import psutil
@@ -225,7 +226,10 @@ def _set_persistence(indices: str) -> str:
 
 def _our_processes(subject: Subject) -> frozenset[int]:
     """Processes of services and of servers that the tool runs now."""
-    places = (*unit_places(subject.units()), *record_places())
+    places = unit_places(subject.units())
+    # Records that cannot be read are told by the check of what was left behind.
+    with suppress(DeployError, OSError):
+        places += record_places()
     found: set[int] = set()
     for pid in (place.pid for place in places if place.pid is not None):
         found.add(pid)

@@ -1,21 +1,23 @@
-"""Checks of the machine around the cards: memory, disks, limits, guards, clock."""
+"""Checks of the machine around the cards: memory, limits, guards, clock."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import resource
+import shutil
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
 
 from dflash_deploy import paths
 from dflash_deploy.checkpoint import hub_cache
-from dflash_deploy.doctor.finding import Answer, Repair, failed, passed, unknown, warned
+from dflash_deploy.doctor.disks import size_mib
+from dflash_deploy.doctor.finding import Answer, failed, passed, unknown, warned
 from dflash_deploy.doctor.gpu import used
-from dflash_deploy.doctor.subject import Model, Subject
+from dflash_deploy.doctor.subject import Subject
+from dflash_deploy.machine.host import Host
 from dflash_deploy.machine.text import printable
 
 _ENGINE_RAM_MIB = 6 * 1024
@@ -25,12 +27,10 @@ _FEW_FILES = 4096
 _FEW_PROCESSES = 4096
 _ADDRESS_SPACE = 1 << 40
 """CUDA reserves address space for all memory of all cards; less than a terabyte is a limit set by hand."""
-_MODELS_MIB = 30 * 1024
-_CACHES_MIB = 10 * 1024
-_FULL_MIB = 1024
 _SHM = "/dev/shm"  # noqa: S108 - named, never written
 _SHM_LEAST_MIB = 16
 _SHM_MIB = 1024
+_WSL_MEMORY = "in %UserProfile%\\.wslconfig: [wsl2] memory=48GB; then in PowerShell: wsl --shutdown"
 _GUARDS = frozenset({"earlyoom", "systemd-oomd", "nohang", "nohang-desktop", "oomd"})
 _KEPT_FREE_MIB = 8 * 1024
 _SLOW_FILE_SYSTEMS = frozenset({"9p", "drvfs", "v9fs", "cifs", "smb3", "fuse.sshfs", "nfs", "nfs4"})
@@ -46,11 +46,10 @@ def memory(subject: Subject) -> Answer:
     available_mib = min(host.memory_available_mib, total_mib)
     limited = "" if total_mib == host.memory_total_mib else " (limit of this container)"
     told = f"{available_mib:,} of {total_mib:,} MiB available{limited}, {host.swap_free_mib:,} MiB swap free"
-    more = "close what holds it (ps aux --sort=-rss | head), or add swap: sudo fallocate -l 32G /swapfile && "
-    more += "sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile"
+    more = _more_memory(host, limited=bool(limited))
     if available_mib + host.swap_free_mib < _ENGINE_RAM_MIB:
         return failed(f"{told}: the engine's processes alone take about {_ENGINE_RAM_MIB:,} MiB", more)
-    checkpoint_mib = _size_mib(_model(subject))
+    checkpoint_mib = size_mib(subject.target())
     if checkpoint_mib is not None and checkpoint_mib > total_mib:
         return warned(
             f"{told}: less than the checkpoint's {checkpoint_mib:,} MiB, it is read from the disk piece by "
@@ -65,98 +64,52 @@ def memory(subject: Subject) -> Answer:
     return passed(told + beside)
 
 
-def disk_models(subject: Subject) -> Answer:
-    """The checkpoints are here, or there is room to download them."""
-    folder = hub_cache.cache_dir()
-    free_mib = _free_mib(folder)
-    if free_mib is None:
-        return unknown(f"{folder}: its disk cannot be measured")
-    told = f"{free_mib:,} MiB free for {folder}"
-    fix = "free some space (hf cache ls), or: export HF_HUB_CACHE=/a/larger/disk"
-    if subject.profile is None:
-        if free_mib < _MODELS_MIB:
-            return warned(f"{told}: a 27B checkpoint and its draft take about {_MODELS_MIB:,} MiB", fix)
-        return passed(told)
-    missing = [
-        model
-        for model in (subject.target(), subject.draft())
-        if model is not None and model.checkpoint is None and not model.is_folder
-    ]
-    needed_mib = sum(_size_mib(model) or 0 for model in missing)
-    if any(_size_mib(model) is None for model in missing):
-        return unknown(f"{told}; how large the download is, is not known", fix)
-    if missing and needed_mib + _FULL_MIB > free_mib:
-        return failed(f"{told}, and about {needed_mib:,} MiB have to be downloaded", fix)
-    return passed(told + (f"; about {needed_mib:,} MiB to download" if missing else "; nothing to download"))
-
-
-def disk_caches(_: Subject) -> Answer:
-    """There is room for kernels, environments, records and temporary files, and they can be written."""
-    places = {
-        "kernels (~/.cache)": Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser(),
-        "environments": paths.data_dir(),
-        "records": paths.state_dir(),
-        "profiles": paths.config_dir(),
-        "temporary files": Path(os.environ.get("TMPDIR") or "/tmp"),  # noqa: S108 - looked at, not written
-    }
-    shut = {use: place for use, place in places.items() if not _writable(place)}
-    if shut:
-        told = ", ".join(f"{place} ({use})" for use, place in shut.items())
-        named = " ".join(str(_standing(place)) for place in shut.values())
-        return failed(f"cannot be written by this user: {told}", f"sudo chown -R $(id -un): {named}")
-    free = {use: room for use, place in places.items() if (room := _free_mib(place)) is not None}
-    if not free:
-        return unknown("the disks of the caches cannot be measured")
-    use, least_mib = min(free.items(), key=lambda item: item[1])
-    told = f"{least_mib:,} MiB free where {use} go ({places[use]})"
-    clean = f"du -xh --max-depth=2 {places[use]} | sort -h | tail; free some space there"
-    if least_mib < _FULL_MIB:
-        return failed(f"the disk is as good as full: {told}", clean)
-    if least_mib < _CACHES_MIB:
-        return warned(f"{told}: compiled kernels, logs and an environment take more", clean)
-    return passed(told)
-
-
-def folders(_: Subject) -> Answer:
-    """Folders that variables name are there: programs fall back to others without a word."""
-    named = {
-        name: Path(value).expanduser()
-        for name in ("TMPDIR", "HF_HOME", "HF_HUB_CACHE", "FLASHINFER_WORKSPACE_BASE", "TRITON_CACHE_DIR")
-        if (value := os.environ.get(name))
-    }
-    missing = {name: path for name, path in named.items() if not path.is_dir()}
-    if not missing:
-        return passed("those that variables name are there" if named else "no variable names another one")
-    told = ", ".join(f"{name}={path}" for name, path in missing.items())
-    makeable = tuple(path for path in missing.values() if not path.exists() and _writable(path))
-    return warned(
-        f"not there: {told} (a disk that is not mounted?)",
-        "mkdir -p " + " ".join(map(str, missing.values())),
-        repair=Repair(f"make {', '.join(map(str, makeable))}", partial(_make, makeable))
-        if makeable
-        else None,
-    )
+def _more_memory(host: Host, *, limited: bool) -> str:
+    held = "close what holds it (ps aux --sort=-rss | head), or "
+    if limited:
+        return held + "raise the limit (docker run --memory=48g …; a unit: MemoryMax=)"
+    if host.wsl is not None:
+        return f"{held}{_WSL_MEMORY}"
+    if host.container is not None:
+        return held + "add memory or swap to the machine that runs this container"
+    swap = "sudo fallocate -l 32G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && "
+    return f"{held}add swap: {swap}sudo swapon /swapfile"
 
 
 def shared_memory(subject: Subject) -> Answer:
-    """Shared memory has room: processes of one server talk through it."""
+    """Shared memory is there and has room: processes of one server talk through it."""
     host = subject.host()
-    if host.shared_memory_free_mib is None or host.shared_memory_total_mib is None:
-        return failed("there is no shared memory", f"sudo mount -t tmpfs tmpfs {_SHM}")
+    if host.shared_memory_free_mib is None or host.shared_memory_total_mib is None or not Path(_SHM).is_dir():
+        return failed(
+            f"there is no shared memory ({_SHM})", f"sudo mkdir -p {_SHM} && sudo mount -t tmpfs tmpfs {_SHM}"
+        )
+    if not os.access(_SHM, os.W_OK | os.X_OK):
+        return failed(
+            f"{_SHM} cannot be written by this user",
+            f"sudo mount -o remount,rw,mode=1777 {_SHM}   (see ls -ld {_SHM})",
+        )
     told = f"{host.shared_memory_free_mib:,} of {host.shared_memory_total_mib:,} MiB of {_SHM} free"
-    larger = (
-        "start the container with --shm-size=8g (or --ipc=host)"
-        if host.container
-        else f"sudo mount -o remount,size=8G {_SHM}"
-    )
+    larger = f"sudo mount -o remount,size=8G {_SHM}"
+    if host.container == "kubernetes":
+        larger = f"mount an emptyDir of medium Memory at {_SHM}"
+    elif host.container:
+        larger = "start the container with --shm-size=8g (or --ipc=host)"
     if host.shared_memory_free_mib < _SHM_LEAST_MIB:
         return failed(told, f"ls -l {_SHM}; {larger}")
+    if host.shared_memory_free_mib < _SHM_MIB and _spread(subject) > 1:
+        return failed(f"{told}: the processes of {_spread(subject)} cards need more to talk", larger)
     if host.shared_memory_free_mib < _SHM_MIB:
         return warned(f"{told}: enough for one card; several cards and images need more", larger)
     return passed(told)
 
 
-def limits(_: Subject) -> Answer:
+def _spread(subject: Subject) -> int:
+    """Cards that one model is spread over."""
+    given = subject.profile.flags.get("tensor-parallel-size", 1) if subject.profile else 1
+    return given if isinstance(given, int) else 1
+
+
+def limits(subject: Subject) -> Answer:
     """Limits of this shell do not keep the engine from starting."""
     files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -171,12 +124,12 @@ def limits(_: Subject) -> Answer:
     low = []
     if files != resource.RLIM_INFINITY and files < _FEW_FILES:
         if hard_files != resource.RLIM_INFINITY and hard_files < _FEW_FILES:
-            low.append(
-                (
-                    f"{files:,} open files (at most {hard_files:,})",
-                    "raise nofile in /etc/security/limits.conf",
-                )
-            )
+            raised = "raise nofile in /etc/security/limits.conf"
+            if os.geteuid() == 0:
+                raised = "ulimit -n 65536"
+            elif subject.host().container:
+                raised = "start the container with --ulimit nofile=65536:65536"
+            low.append((f"{files:,} open files (at most {hard_files:,})", raised))
         else:
             low.append((f"{files:,} open files", "ulimit -n 65536"))
     if processes != resource.RLIM_INFINITY and processes < _FEW_PROCESSES:
@@ -192,14 +145,14 @@ def limits(_: Subject) -> Answer:
 
 def guard(subject: Subject) -> Answer:
     """No guard of the host's memory ends the engine in the middle of its work."""
+    host = subject.host()
     running = sorted(
         {name for process in psutil.process_iter(["name"]) if (name := process.info["name"]) in _GUARDS}
     )
     if not running:
         return passed("neither earlyoom nor another guard runs")
-    host = subject.host()
     unified = any(gpu.memory_total_mib is None for gpu in used(subject.gpus()))
-    checkpoint_mib = _size_mib(_model(subject)) or 0
+    checkpoint_mib = size_mib(subject.target()) or 0
     names = ", ".join(printable(name) for name in running)
     if unified or host.memory_available_mib < checkpoint_mib + _KEPT_FREE_MIB:
         return warned(
@@ -224,19 +177,19 @@ def wsl(subject: Subject) -> Answer | None:
             f"checkpoints lie on a Windows drive ({models}, {kind}), which reads them many times slower",
             "export HF_HUB_CACHE=~/.cache/huggingface/hub   (and move them there)",
         )
-    checkpoint_mib = _size_mib(_model(subject))
+    checkpoint_mib = size_mib(subject.target())
     if host.memory_total_mib < (checkpoint_mib or _LITTLE_RAM_MIB):
         return warned(
             f"WSL has {host.memory_total_mib:,} MiB of the machine's memory (half, unless told otherwise)",
-            "in %UserProfile%\\.wslconfig: [wsl2] memory=48GB; then in PowerShell: wsl --shutdown",
+            _WSL_MEMORY,
         )
     return passed("WSL 2; Windows holds some of the card's memory, which no process list shows")
 
 
-def clock(_: Subject) -> Answer:
+def clock(subject: Subject) -> Answer:
     """The clock is right: downloads check certificates, and records are ordered by it."""
     ahead_s = _newest_s() - time.time()
-    fix = "sudo timedatectl set-ntp true; timedatectl"
+    fix = _set_clock(subject.host())
     if ahead_s > _FUTURE_S:
         ago = f"{ahead_s / _DAY_S:,.1f} days" if ahead_s > _DAY_S else f"{ahead_s / 60:,.0f} minutes"
         return failed(f"the clock is behind: files of this tool were written {ago} in the future", fix)
@@ -248,6 +201,15 @@ def clock(_: Subject) -> Answer:
     return passed("synchronised")
 
 
+def _set_clock(host: Host) -> str:
+    if host.wsl is not None:
+        return "sudo hwclock -s; or in PowerShell: wsl --shutdown"
+    there = shutil.which("timedatectl") is not None
+    fix = "sudo timedatectl set-ntp true; timedatectl" if there else "run a time service, such as chrony"
+    # A container has its machine's clock, and cannot set it.
+    return f"on the machine that runs this container: {fix}" if host.container else fix
+
+
 def file_system(path: Path) -> str | None:
     """Kind of the file system that a path is on."""
     place = _standing(path).resolve()
@@ -255,42 +217,10 @@ def file_system(path: Path) -> str | None:
     return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else None
 
 
-def _make(folders_to_make: tuple[Path, ...]) -> str:
-    for folder in folders_to_make:
-        folder.mkdir(parents=True, exist_ok=True)
-    return f"made {', '.join(map(str, folders_to_make))}"
-
-
-def _model(subject: Subject) -> Model | None:
-    return subject.target()
-
-
-def _size_mib(model: Model | None) -> int | None:
-    if model is None:
-        return None
-    if model.checkpoint is not None:
-        return model.checkpoint.disk_bytes >> 20
-    if model.card is None:
-        return None
-    # What a server says that loading took is about what lies on the disk.
-    return model.card.disk_bytes >> 20 if model.card.disk_bytes else int(model.card.loaded_gib * 1024)
-
-
 def _standing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     path = path.absolute()
-    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
-
-
-def _writable(path: Path) -> bool:
-    return os.access(_standing(path), os.W_OK | os.X_OK)
-
-
-def _free_mib(path: Path) -> int | None:
-    try:
-        return psutil.disk_usage(str(_standing(path))).free >> 20
-    except OSError:
-        return None
+    return next((place for place in (path, *path.parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
 def _limit(value: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dflash_deploy.checkpoint import hub_cache
 from dflash_deploy.doctor.finding import Answer, Repair, failed, passed, warned
 from dflash_deploy.doctor.subject import Subject
+from dflash_deploy.paths import expanded
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -48,10 +49,10 @@ def token(_: Subject) -> Answer:
                     f"unset {name}; hf auth login",
                 )
             return passed(f"from {name} (not shown)")
-    file = Path(os.environ.get("HF_TOKEN_PATH") or hub_cache.hugging_face_dir() / "token").expanduser()
+    file = expanded(os.environ.get("HF_TOKEN_PATH") or str(hub_cache.hugging_face_dir() / "token"))
     try:
         with file.open("rb") as opened:
-            mode = os.fstat(opened.fileno()).st_mode
+            about = os.fstat(opened.fileno())
             text = opened.read(_MAX_TOKEN_BYTES).decode("ascii", "replace")
     except FileNotFoundError:
         return passed("none; open checkpoints need none (for gated ones: hf auth login)")
@@ -59,11 +60,16 @@ def token(_: Subject) -> Answer:
         return warned(f"{file} cannot be read: {error.strerror}", f"ls -l {file}")
     if not _is_token(text.strip()):
         return warned(f"{file} holds no token: it should be one word that begins with hf_", "hf auth login")
-    if stat.S_IMODE(mode) & 0o077:
+    mode = stat.S_IMODE(about.st_mode)
+    if mode & 0o077:
+        shut = f"chmod 600 {shlex.quote(str(file))}"
+        if os.geteuid() not in (0, about.st_uid):
+            return warned(
+                f"{file} can be read by others (mode {mode:o}), and is another user's",
+                f"have its owner run: {shut}; a token of your own: hf auth login",
+            )
         return warned(
-            f"{file} can be read by others (mode {stat.S_IMODE(mode):o})",
-            f"chmod 600 {shlex.quote(str(file))}",
-            repair=Repair(f"chmod 600 {shlex.quote(str(file))}", partial(_shut, file)),
+            f"{file} can be read by others (mode {mode:o})", shut, repair=Repair(shut, partial(_shut, file))
         )
     return passed(f"from {file} (not shown)")
 

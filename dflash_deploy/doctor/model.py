@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
 from dflash_deploy.checkpoint import Checkpoint, mismatches
 from dflash_deploy.checkpoint.cards import ModelCard, doubt_of
-from dflash_deploy.checkpoint.hub_cache import find_snapshot, how_to_get
+from dflash_deploy.checkpoint.hub_cache import find_snapshot, how_to_get, is_hub_name
 from dflash_deploy.doctor import hashes
-from dflash_deploy.doctor.finding import Answer, failed, passed, unknown, warned
+from dflash_deploy.doctor.finding import Answer, NotCheckedError, failed, passed, unknown, warned
 from dflash_deploy.doctor.subject import Model, Subject
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.text import printable
@@ -19,6 +20,7 @@ _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 128 << 20
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 _NAMED = 6
+_BEGINNING_BYTES = 256
 
 
 def target(subject: Subject) -> Answer | None:
@@ -44,15 +46,18 @@ def whole(subject: Subject) -> Answer | None:
     models = _read(subject)
     if not models:
         return None
+    unread = [
+        one for one in (subject.target(), subject.draft()) if one is not None and one.problem is not None
+    ]
+    if any(not _absent(one) for one in unread):
+        raise NotCheckedError("draft" if unread[0] is subject.draft() else "target")
     for model, checkpoint in models:
         folder = folder_of(model, checkpoint)
         wrong = _short(folder, checkpoint)
         if wrong is not None:
             return failed(f"{folder}: {wrong}", _again(model), str(folder))
-        if checkpoint.draft is None and not any((folder / name).is_file() for name in _TOKENIZERS):
-            return failed(
-                f"{folder}: has no tokenizer ({', '.join(_TOKENIZERS)})", _again(model), str(folder)
-            )
+        if checkpoint.draft is None and (bad := _tokenizer_problem(folder)) is not None:
+            return failed(f"{folder}: {bad}", _again(model), str(folder))
     unfinished = [place for model, _ in models for place in _unfinished(model)]
     if unfinished:
         return warned(
@@ -105,6 +110,8 @@ def belong_together(subject: Subject) -> Answer | None:
     one, other = subject.target(), subject.draft()
     if one is None or other is None:
         return None
+    if any(model.problem is not None and not _absent(model) for model in (one, other)):
+        raise NotCheckedError("draft" if one.checkpoint is not None else "target")
     fix = "choose a draft of this target: dflash-deploy profile show NAME, speculation.draft"
     if one.checkpoint is not None and other.checkpoint is not None:
         found = mismatches(one.checkpoint, other.checkpoint)
@@ -137,12 +144,7 @@ def _here(model: Model | None) -> Answer | None:
         return passed(f"{model.checkpoint.name}: {model.checkpoint.place}", *notes)
     problem = model.problem
     text = problem.message if problem else "it cannot be read"
-    if (
-        problem is not None
-        and problem.exit_code is ExitCode.MISSING
-        and not model.is_folder
-        and _absent(model)
-    ):
+    if problem is not None and problem.exit_code is ExitCode.MISSING and _absent(model):
         size = f" ({model.card.disk_bytes / 1e9:.1f} GB)" if model.card and model.card.disk_bytes else ""
         doubt = doubt_of(model.place)
         return warned(
@@ -150,12 +152,36 @@ def _here(model: Model | None) -> Answer | None:
             + (f"; {doubt}" if doubt else ""),
             f"hf download {model.place}",
         )
-    return failed(text, (problem.fix if problem else None) or _again(model))
+    if (refusal := _refusal(problem)) is not None:
+        # To download it again would not help whoever may not read it.
+        place = refusal.filename or model.place
+        return failed(
+            text, f"ls -ldL {shlex.quote(str(place))}; run this as its owner, or open it: chmod a+rX"
+        )
+    return failed(text, _anew(model, problem))
+
+
+def _anew(model: Model, problem: DeployError | None) -> str:
+    """The file that is damaged, where it is one: the hub's client takes it for whole, and would leave it."""
+    fix = problem.fix if problem else None
+    damaged = Path(problem.message.partition(": ")[0]).name if problem else ""
+    if fix is None or "again" not in fix:
+        return fix or _again(model)
+    if not damaged.endswith((".safetensors", ".json")):
+        return f"{fix}; {_again(model)}"
+    return f"{_again(model)} --include {shlex.quote(damaged)} --force-download"
+
+
+def _refusal(error: BaseException | None) -> PermissionError | None:
+    """The refusal that an error goes back to."""
+    while error is not None and not isinstance(error, PermissionError):
+        error = error.__cause__
+    return error
 
 
 def _absent(model: Model) -> bool:
     """Nothing of it is in the cache; what is there in part is another thing."""
-    return find_snapshot(model.place, None) is None
+    return not model.is_folder and find_snapshot(model.place, None) is None
 
 
 def _read(subject: Subject) -> list[tuple[Model, Checkpoint]]:
@@ -181,6 +207,25 @@ def _short(folder: Path, checkpoint: Checkpoint) -> str | None:
     return None
 
 
+def _tokenizer_problem(folder: Path) -> str | None:
+    """None where there is a tokenizer that looks like one; its words are not read."""
+    there = [folder / name for name in _TOKENIZERS if (folder / name).is_file()]
+    if not there:
+        return f"has no tokenizer ({', '.join(_TOKENIZERS)})"
+    for file in there:
+        with file.open("rb") as opened:
+            begins = opened.read(_BEGINNING_BYTES).lstrip()
+            opened.seek(-min(file.stat().st_size, _BEGINNING_BYTES), os.SEEK_END)
+            ends = opened.read().rstrip()
+        if not begins:
+            return f"{file.name} is empty"
+        if begins.startswith(b"version https://git-lfs"):
+            return f"{file.name} is a Git LFS pointer, not the file itself"
+        if file.suffix == ".json" and not (begins.startswith(b"{") and ends.endswith(b"}")):
+            return f"{file.name} is cut short, or no JSON"
+    return None
+
+
 def _unfinished(model: Model) -> list[str]:
     """Downloads of the hub's client that did not end."""
     if model.is_folder:
@@ -195,8 +240,8 @@ def _unfinished(model: Model) -> list[str]:
 
 def _again(model: Model) -> str:
     if model.is_folder:
-        known = model.card.path if model.card and model.card.path else "OWNER/NAME"
-        return f"hf download {known} --local-dir {model.place}"
+        known = model.card.path if model.card and model.card.path and is_hub_name(model.card.path) else None
+        return f"hf download {known or 'OWNER/NAME'} --local-dir {shlex.quote(model.place)}"
     return f"hf download {model.place}"
 
 

@@ -128,7 +128,7 @@ def look_at(request: Request) -> Subject:
     return Subject(
         request=request,
         gpus=gpus,
-        host=Once(read_host),
+        host=Once(_host),
         engine=Once(engine),
         tree=Once(lambda: find_tree(python())),
         units=Once(read_units),
@@ -159,6 +159,17 @@ def interpreter(request: Request) -> Path:
             exit_code=ExitCode.MISSING,
         )
     return python
+
+
+def _host() -> Host:
+    try:
+        return read_host()
+    except OSError as error:
+        raise DeployError(
+            f"{error.filename or '/proc'} cannot be read: {error.strerror or error}",
+            fix="mount -t proc proc /proc   (a container: start it without hiding /proc)",
+            exit_code=ExitCode.MISSING,
+        ) from error
 
 
 def _seen_by_the_server(profile: Profile | None) -> Mapping[str, str]:

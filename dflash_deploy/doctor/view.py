@@ -27,7 +27,7 @@ def as_json(
         "deep": request.deep,
         "hashes": request.hashes,
         "took_s": round(took_s, 3),
-        "exit_status": int(exit_code(tuple(findings))),
+        "exit_status": int(exit_code(tuple(findings), repairs)),
         "summary": {str(status): _count(findings, status) for status in Status},
         "findings": [_finding_json(finding) for finding in findings],
         "repairs": [

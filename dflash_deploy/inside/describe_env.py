@@ -10,6 +10,7 @@ line that counts begins with the mark below.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import importlib.metadata
 import importlib.util
@@ -29,6 +30,9 @@ import typing
 MARK = "DFLASH-DEPLOY-ENVIRONMENT "
 IMPORTS = ("torch", "flashinfer", "sgl_kernel", "triton")
 _TOOLS = ("nvcc", "ninja", "g++", "gcc")
+_VARIABLES = {"nvcc": ("CUDA_HOME", "CUDA_PATH"), "ninja": (), "g++": ("CXX",), "gcc": ("CC",)}
+_CALLED = {"nvcc": ("nvcc",), "ninja": ("ninja",), "g++": ("g++", "c++"), "gcc": ("gcc", "clang")}
+_HEADERS = ("cuda_runtime.h", "curand_kernel.h", "cublasLt.h")
 _OUTPUT_BYTES = 1 << 20
 
 
@@ -112,26 +116,50 @@ def _written_commit(location: str | None) -> str | None:
     return written[1] if written else None
 
 
-def _tool(name: str) -> dict[str, str | None] | None:
+def _tool(name: str) -> dict[str, object] | None:
     """A program that kernels are compiled with, as the engine's just-in-time compilers look for it."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    path = shutil.which(name)
-    if path is None and name == "nvcc":
-        in_packages = os.path.join(sysconfig.get_path("purelib"), "nvidia")  # noqa: PTH118
-        homes += [os.path.join(in_packages, part) for part in ("cu13", "cuda_nvcc")]  # noqa: PTH118
-        for home in homes:
-            candidate = os.path.join(home, "bin", "nvcc") if home else ""  # noqa: PTH118
-            if os.access(candidate, os.X_OK):
-                path = candidate
-                break
-    if path is None and name == "ninja" and _location("ninja"):
-        path = os.path.join(sysconfig.get_path("scripts"), "ninja")  # noqa: PTH118
-        path = path if os.access(path, os.X_OK) else None
+    path = _path_of(name)
     if path is None:
         return None
-    output = _output([path, "--version"], 15.0)[1]
+    problem, output = _output([path, "--version"], 15.0)
     written = re.search(r"release (\d+\.\d+)", output) or re.search(r"(\d+\.\d+(?:\.\d+)*)", output)
-    return {"path": path, "version": written[1] if written else None}
+    about: dict[str, object] = {"path": path, "version": written[1] if written and not problem else None}
+    if problem:
+        about["problem"] = problem
+    elif name == "nvcc":
+        about["missing"] = _headers_missing(path)
+    return about
+
+
+def _path_of(name: str) -> str | None:
+    """Where a program is, or should be: a variable that names one is not asked twice."""
+    for variable in _VARIABLES[name]:
+        if value := os.environ.get(variable, "").strip():
+            if name == "nvcc":
+                return os.path.join(value, "bin", "nvcc")  # noqa: PTH118
+            # More words are its arguments, or it is the argument of a cache.
+            return shutil.which(value.split()[0]) or value.split()[0]
+    for called in _CALLED[name]:
+        if path := shutil.which(called):
+            return path
+    places = []
+    if name == "nvcc":
+        in_packages = os.path.join(sysconfig.get_path("purelib"), "nvidia")  # noqa: PTH118
+        homes = ["/usr/local/cuda", *(os.path.join(in_packages, part) for part in ("cu13", "cuda_nvcc"))]  # noqa: PTH118
+        places = [os.path.join(home, "bin", "nvcc") for home in homes]  # noqa: PTH118
+    elif name == "ninja" and _location("ninja"):
+        places = [os.path.join(sysconfig.get_path("scripts"), "ninja")]  # noqa: PTH118
+    return next((place for place in places if os.access(place, os.X_OK)), None)
+
+
+def _headers_missing(nvcc: str) -> list[str]:
+    """Headers of the toolkit that kernels include, and nvcc does not have."""
+    problem, output = _output([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], 15.0)
+    line = re.search(r"^#\$ INCLUDES=(.*)$", output, re.MULTILINE)
+    if problem or line is None:
+        return []
+    folders = [*re.findall(r'-I\s*"?([^"\s]+)', line[1]), "/usr/include", "/usr/local/include"]
+    return [name for name in _HEADERS if not any(os.path.isfile(os.path.join(one, name)) for one in folders)]  # noqa: PTH113, PTH118
 
 
 def _output(command: list[str], timeout_s: float) -> tuple[str, str]:
@@ -227,6 +255,8 @@ def main(arguments: list[str]) -> None:
             _say({"error": f"{type(error).__name__}: {error}"[:1000]})
         return
     packages = _packages()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        tools = dict(zip(_TOOLS, pool.map(_tool, _TOOLS)))  # noqa: B905 -- Python 3.9 runs this, too
     include = sysconfig.get_path("include")
     report: dict[str, object] = {
         "python": {
@@ -240,7 +270,7 @@ def main(arguments: list[str]) -> None:
         "packages": packages,
         "wanted": _wanted(),
         "sglang": _sglang(),
-        "tools": {name: _tool(name) for name in _TOOLS},
+        "tools": tools,
         "modules": None,
     }
     if arguments[:1] == ["--imports"]:

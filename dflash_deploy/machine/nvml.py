@@ -53,6 +53,16 @@ _WORDS = {
     pynvml.NVML_ERROR_GPU_NOT_FOUND: "the card was not found",
 }
 
+_BLOCKED_BY_WINDOWS = frozenset(
+    {
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_OPERATING_SYSTEM,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_UNKNOWN,
+    }
+)
+
 _KERNEL_LOG = "sudo dmesg | grep -iE 'NVRM|Xid'"
 
 _INSTALL_DRIVER = {
@@ -134,6 +144,11 @@ def start_problem(error: pynvml.NVMLError) -> Problem:
     """Why NVML cannot be opened on this machine, and what helps."""
     container = system.container()
     code = int(error.value)
+    if container is None and system.wsl() is not None and code in _BLOCKED_BY_WINDOWS:
+        return Problem(
+            f"The NVIDIA driver of Windows cannot be reached from WSL: {words(error)}.",
+            "update the NVIDIA driver in Windows; then in PowerShell: wsl --update, and wsl --shutdown",
+        )
     if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return _no_library(container)
     if code == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:

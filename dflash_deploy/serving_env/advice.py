@@ -163,6 +163,22 @@ def _nvcc_other_cuda(case: Case) -> bool:
     return bool(build and nvcc) and nvcc[0] != build[0]
 
 
+def _broken_programs(case: Case, *names: str) -> list[str]:
+    tools = case.about.tools if case.about and case.capabilities else {}
+    return [
+        f"{name} ({tool.path}) does not run: {tool.problem}"
+        for name in names
+        if (tool := tools.get(name)) is not None and tool.problem
+    ]
+
+
+def _headers_missing(case: Case) -> list[str]:
+    nvcc = case.about.tools.get("nvcc") if case.about and case.capabilities else None
+    missing = nvcc.missing if nvcc else []
+    # FlashInfer alone includes the others, and compiles nothing where its kernels came ready.
+    return missing if "cuda_runtime.h" in missing or case.lacks("flashinfer-jit-cache") else []
+
+
 def _cubin_differs(case: Case) -> bool:
     packages = case.about.packages if case.about else {}
     version, cubin = packages.get("flashinfer-python"), packages.get("flashinfer-cubin")
@@ -411,6 +427,42 @@ ENTRIES: tuple[Entry, ...] = (
         "no g++: nothing can be compiled when it is first used; Triton needs a C compiler at every start",
         "install g++ (Debian and Ubuntu: apt-get install g++)",
         "published failures",
+    ),
+    Entry(
+        "c-compiler-missing",
+        Weight.WRONG,
+        lambda case: case.without("gcc") and not case.without("g++"),
+        "no C compiler (gcc or clang): Triton needs one at every start",
+        "install gcc (Debian and Ubuntu: apt-get install gcc)",
+        "published failures",
+    ),
+    Entry(
+        "program-broken",
+        Weight.WRONG,
+        lambda case: bool(_broken_programs(case, "nvcc", "ninja")),
+        lambda case: "; ".join(_broken_programs(case, "nvcc", "ninja")),
+        "set CUDA_HOME to a whole CUDA toolkit, or unset it; or install the program again",
+        "PROGRAM --version",
+    ),
+    Entry(
+        "compiler-broken",
+        Weight.WRONG,
+        lambda case: bool(_broken_programs(case, "g++", "gcc")),
+        lambda case: "; ".join(_broken_programs(case, "g++", "gcc")),
+        "set CC and CXX to compilers that run, or unset them; or install the program again",
+        "PROGRAM --version",
+    ),
+    Entry(
+        "cuda-headers-missing",
+        Weight.WRONG,
+        lambda case: bool(_headers_missing(case)),
+        lambda case: (
+            f"nvcc has no {', '.join(_headers_missing(case))}: what is compiled when first used stops with "
+            '"No such file or directory"'
+        ),
+        "install the whole toolkit (Debian and Ubuntu: apt-get install cuda-toolkit-13-0), and set CUDA_HOME "
+        "to it",
+        "nvcc --dryrun; published failures",
     ),
     Entry(
         "python-headers-missing",

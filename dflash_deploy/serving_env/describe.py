@@ -43,10 +43,18 @@ class Engine(_Part):
 
 
 class Program(_Part):
-    """A compiler or build program."""
+    """A compiler or build program.
+
+    Attributes:
+        path: where it is, or should be where a variable (``CUDA_HOME``, ``CC``, ``CXX``) says so.
+        problem: why it does not run, None where it does.
+        missing: headers that come with it and are not there.
+    """
 
     path: _Word
     version: _Word | None = None
+    problem: _Word | None = None
+    missing: list[_Word] = Field(default=[], max_length=20)
 
 
 class Module(_Part):

@@ -192,7 +192,7 @@ def _cudnn(number: int) -> str:
 
 def _tool_rows(about: Description) -> list[tuple[str, str]]:
     return [
-        (name, f"{tool.version or '?'} ({tool.path})" if tool else "not found")
+        (name, f"{tool.version or tool.problem or '?'} ({tool.path})" if tool else "not found")
         for name, tool in about.tools.items()
     ]
 

@@ -30,6 +30,7 @@ def _no_person(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
         "FLASHINFER_WORKSPACE_BASE",
         "TMPDIR",
         "TRITON_CACHE_DIR",
+        *("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"),
     ]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hf-home")))
@@ -38,7 +39,12 @@ def _no_person(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_stub(tmp_path_factory.mktemp("nvml"))
+    """The driver's libraries: NVML, and a CUDA that starts unless ``CUDA_STUB`` says how it does not."""
+    folder = build_stub(tmp_path_factory.mktemp("nvml"))
+    source = Path(__file__).with_name("cuda_stub.c")
+    command = ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([*command, "-o", str(folder / "libcuda.so.1"), str(source)], check=True)
+    return folder
 
 
 @pytest.fixture

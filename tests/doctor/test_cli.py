@@ -129,19 +129,30 @@ def test_fix_mends_what_is_safe_and_reports_it(doctor: Doctor, tmp_path: Path):
     assert "nothing here can be mended" in plain.stdout
 
 
-def at_a_terminal(arguments: list[str], typed: bytes, variables: dict[str, str]) -> str:
+def test_a_repair_that_fails_is_the_status_of_the_command(doctor: Doctor, tmp_path: Path):
+    # A name that no file system takes.
+    missing = {"TRITON_CACHE_DIR": str(tmp_path / ("kernels" * 40))}
+    done = doctor("--fix", "--yes", "--json", cards=(StubCard(),), env=missing)
+    document = json.loads(done.stdout)
+    assert document["exit_status"] == done.returncode == 1
+    assert {one["outcome"] for one in document["repairs"]} == {"failed"}
+
+
+def at_a_terminal(arguments: list[str], typed: bytes, variables: dict[str, str], *, status: int = 1) -> str:
     """What the command shows at a terminal where this is typed."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(variables)
         os.execv(sys.executable, [sys.executable, "-m", "dflash_deploy", "doctor", *arguments])  # noqa: S606
-    os.write(terminal, typed)
     shown = b""
     with suppress(OSError):
         while part := os.read(terminal, 1 << 16):
             shown += part
+            if b"[y/N]" in shown and typed:
+                os.write(terminal, typed)
+                typed = b""
     os.close(terminal)
-    os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
     return shown.decode()
 
 
@@ -157,3 +168,6 @@ def test_at_a_terminal_each_change_is_asked_for(nvml: Path):
     assert stat.S_IMODE(token.stat().st_mode) == 0o644
     assert "HF token now: pass" in at_a_terminal(["--fix"], b"y\n", variables)
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    token.chmod(0o644)
+    assert "Traceback" not in at_a_terminal(["--fix"], b"\x03", variables, status=130)
+    assert stat.S_IMODE(token.stat().st_mode) == 0o644

@@ -23,7 +23,12 @@ from dflash_deploy.serving_env.patches.tree import find_tree
 from dflash_deploy.serving_env.pins import pin_of_source
 from tests.serving_env.patches.trees import install
 
-from .builders import engine, gpu, host, subject, torch, without
+from .builders import engine, gpu, host, reading, subject, torch, without
+
+
+def program(name: str, **more: object) -> dict[str, object]:
+    return {name: {"path": f"/usr/bin/{name}", "version": "13.0"} | more}
+
 
 OLD_NVCC = {"nvcc": Program(path="/usr/bin/nvcc", version="12.4").model_dump()}
 
@@ -79,6 +84,21 @@ OLD_NVCC = {"nvcc": Program(path="/usr/bin/nvcc", version="12.4").model_dump()}
         (checks.toolkit, engine(tools={"ninja": None}), Status.FAIL, "no ninja"),
         (checks.toolkit, engine(tools=OLD_NVCC), Status.FAIL, "sm_120"),
         (checks.compiler, engine(tools={"g++": None}), Status.FAIL, "no g++"),
+        (checks.toolkit, engine(tools=program("nvcc", problem="status 3")), Status.FAIL, "status 3"),
+        (
+            checks.toolkit,
+            engine(tools=program("nvcc", missing=["cuda_runtime.h"])),
+            Status.FAIL,
+            "cuda_runtime",
+        ),
+        (
+            checks.toolkit,
+            without(engine(tools=program("nvcc", missing=["curand_kernel.h"])), "flashinfer-jit-cache"),
+            Status.FAIL,
+            "curand_kernel.h",
+        ),
+        (checks.compiler, engine(tools={"gcc": None}), Status.FAIL, "no C compiler"),
+        (checks.compiler, engine(tools=program("gcc", problem="not there")), Status.FAIL, "not there"),
         (checks.compiler, engine(headers=False), Status.FAIL, "Python.h is missing"),
         (checks.cudnn, engine(modules={"torch": torch(cudnn=None)}), Status.UNKNOWN, "cuDNN"),
         (checks.glibc, engine(glibc="2.31"), Status.FAIL, "older than 2.34"),
@@ -118,6 +138,25 @@ def test_without_an_environment_one_check_fails_and_the_others_say_that_they_wai
     assert checks.glibc(nothing).status is Status.PASS
     assert checks.glibc(subject(gpu(), host=host(glibc="2.31"))).status is Status.FAIL
     assert checks.glibc(subject(gpu(), host=host(glibc=None))).status is Status.UNKNOWN
+
+
+def test_headers_that_only_ready_kernels_would_need_are_not_missed():
+    found = engine(tools=program("nvcc", missing=["curand_kernel.h", "cublasLt.h"]))
+    answer = checks.toolkit(subject(gpu(), engine=found))
+    assert answer is not None
+    assert answer.status is Status.PASS
+
+
+def test_an_old_driver_is_updated_where_it_is_installed():
+    def fix(**facts: object) -> str:
+        old = subject(gpus=reading(gpu(), cuda_version="12.4"), engine=engine(), host=host(**facts))
+        answer = checks.cuda(old)
+        assert answer.status is Status.FAIL
+        return answer.fix or ""
+
+    assert fix().endswith("then restart the machine")
+    assert "in Windows, not here" in fix(wsl=2)
+    assert "of the machine that runs this container" in fix(container="docker")
 
 
 def test_without_a_card_nothing_is_said_of_compilers():

@@ -19,7 +19,7 @@ from dflash_deploy.doctor.finding import (
     warned,
 )
 from dflash_deploy.doctor.repair import repair
-from dflash_deploy.doctor.subject import Once, Request
+from dflash_deploy.doctor.subject import Once, Request, look_at
 from dflash_deploy.doctor.view import as_json, lines
 from dflash_deploy.errors import DeployError, ExitCode
 
@@ -80,6 +80,34 @@ def test_what_a_person_must_mend_fails_and_what_waits_says_for_what():
     first, second = examine(subject(), checks=(check(refuses, "refuses"), check(waits, "waits")))
     assert (first.status, first.answer.fix) == (Status.FAIL, "mend it")
     assert (second.status, second.answer.waits_for) == (Status.UNKNOWN, "refuses")
+
+
+def test_one_trouble_is_told_once():
+    def homeless(_):
+        raise DeployError("no home", fix="export HOME")
+
+    def forbidden(_):
+        raise PermissionError(13, "Permission denied", "/root/x")
+
+    table = [check(homeless, "a"), check(homeless, "b"), check(forbidden, "c"), check(forbidden, "d")]
+    found = examine(subject(), checks=tuple(table))
+    assert [one.status for one in found] == [Status.FAIL, Status.UNKNOWN] * 2
+    assert [one.answer.waits_for for one in found] == [None, "a", None, "c"]
+    assert found[2].answer.text == "/root/x: Permission denied"
+    assert found[2].answer.fix
+
+
+def test_a_host_that_cannot_be_read_is_told_by_one_check(monkeypatch: pytest.MonkeyPatch):
+    def hidden():
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr("dflash_deploy.doctor.subject.read_host", hidden)
+    facts = subject(gpu(), host=look_at(Request()).host)
+    found = {one.id: one.answer for one in examine(facts)}
+    assert "/proc/meminfo cannot be read" in found["memory"].text
+    assert "mount -t proc" in (found["memory"].fix or "")
+    assert {found[name].waits_for for name in ("shared-memory", "memory-guard", "wsl", "clock")} == {"memory"}
+    assert not [one.text for one in found.values() if "the check itself" in one.text]
 
 
 def test_checks_that_do_not_apply_are_left_out_and_some_can_be_chosen():

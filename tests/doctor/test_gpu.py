@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from dflash_deploy.doctor import gpu as checks
 from dflash_deploy.doctor.finding import Status
+from dflash_deploy.machine import nvml
 from dflash_deploy.machine.gpu import Gpu
 from dflash_deploy.watch.units import UnitState
 
@@ -181,3 +183,14 @@ def test_without_the_drivers_tool_nothing_is_offered(tmp_path: Path, monkeypatch
     answer = checks.persistence(subject(gpu(persistence_mode=False)))
     assert answer is not None
     assert answer.repair is None
+
+
+@pytest.mark.parametrize("code", [9, 17, 18, 999])
+def test_a_driver_that_windows_keeps_back_is_mended_there(code: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nvml.system, "container", lambda: None)
+    monkeypatch.setattr(nvml.system, "wsl", lambda: 2)
+    problem = nvml.start_problem(pynvml.NVMLError(code))
+    assert "of Windows" in problem.message
+    assert "wsl --update" in problem.fix
+    monkeypatch.setattr(nvml.system, "wsl", lambda: None)
+    assert "Windows" not in nvml.start_problem(pynvml.NVMLError(code)).message

@@ -4,8 +4,8 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,11 +16,8 @@ from dflash_deploy.doctor import host as checks
 from dflash_deploy.doctor.finding import Status
 
 from .builders import gpu, host, subject
-from .conftest import write_profile
 
 HARD_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-FULL = "/proc"
-"""A file system without a free byte."""
 
 
 @pytest.mark.parametrize(
@@ -49,73 +46,6 @@ def test_memory_against_the_checkpoint():
     assert checks.memory(subject(gpu(), profile="rtx5090-single-user")).status is Status.PASS
 
 
-def test_room_for_weights_without_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "not" / "yet" / "there"))
-    free_mib = psutil.disk_usage(str(tmp_path)).free >> 20
-    wanted = Status.PASS if free_mib >= 30 * 1024 else Status.WARN
-    assert checks.disk_models(subject()).status is wanted
-    monkeypatch.setenv("HF_HUB_CACHE", f"{FULL}/hub")
-    answer = checks.disk_models(subject())
-    assert answer.status is Status.WARN
-    assert answer.text.startswith("0 MiB free")
-
-
-def test_a_download_that_does_not_fit_fails(monkeypatch: pytest.MonkeyPatch, pair, tmp_path: Path):
-    monkeypatch.setenv("HF_HUB_CACHE", f"{FULL}/hub")
-    answer = checks.disk_models(subject(profile="rtx5090-single-user"))
-    assert answer.status is Status.FAIL
-    assert "have to be downloaded" in answer.text
-    here = subject(profile=str(write_profile(tmp_path, *pair)))
-    answer = checks.disk_models(here)
-    assert answer.status is Status.PASS
-    assert "nothing to download" in answer.text
-
-
-def test_a_download_of_unknown_size_is_unknown(tmp_path: Path):
-    profile = write_profile(tmp_path, "somebody/something", "somebody/draft")
-    assert checks.disk_models(subject(profile=str(profile))).status is Status.UNKNOWN
-
-
-def test_room_for_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    free_mib = psutil.disk_usage(str(tmp_path)).free >> 20
-    answer = checks.disk_caches(subject())
-    assert answer.status is (Status.PASS if free_mib >= 10 * 1024 else Status.WARN)
-    monkeypatch.setenv("XDG_CACHE_HOME", FULL)
-    answer = checks.disk_caches(subject())
-    assert answer.status is Status.FAIL
-    assert "0 MiB free where kernels" in answer.text
-
-
-def test_a_folder_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    (tmp_path / "file").touch(mode=0o444)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / "below"))
-    answer = checks.disk_caches(subject())
-    assert answer.status is Status.FAIL
-    assert "(records)" in answer.text
-    assert answer.fix == f"sudo chown -R $(id -un): {tmp_path / 'file'}"
-
-
-def test_a_folder_that_a_variable_names_is_made_when_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    assert checks.folders(subject()).status is Status.PASS
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    answer = checks.folders(subject())
-    assert answer.status is Status.WARN
-    assert answer.repair is not None
-    answer.repair.run()
-    assert (tmp_path / "tmp").is_dir()
-    assert checks.folders(subject()).status is Status.PASS
-
-
-def test_a_file_in_the_place_of_a_folder_is_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    (tmp_path / "tmp").write_text("mine")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    answer = checks.folders(subject())
-    assert answer.status is Status.WARN
-    assert answer.repair is None
-
-
 @pytest.mark.parametrize(
     ("free", "status"), [(32768, Status.PASS), (64, Status.WARN), (3, Status.FAIL), (None, Status.FAIL)]
 )
@@ -142,21 +72,22 @@ def test_shared_memory(free, status):
 def test_limits_of_the_shell(limit, value, status, fix):
     if value[0] > resource.getrlimit(getattr(resource, limit))[1] > 0:
         pytest.skip("the limit here is lower than the test's")
-    code = (
-        "import resource\n"
-        "from dflash_deploy.doctor import host\n"
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n"
-        f"resource.setrlimit(resource.{limit}, {value})\n"
-        "answer = host.limits(None)\n"
-        "print(answer.status, answer.fix)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(status)
-    assert fix in done.stdout
+    said, saying = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (HARD_FILES, HARD_FILES))
+            resource.setrlimit(getattr(resource, limit), value)
+            os.geteuid = lambda: 1000
+            answer = checks.limits(subject())
+            os.write(saying, f"{answer.status} {answer.fix}".encode())
+        os._exit(0)
+    os.close(saying)
+    os.waitpid(child, 0)
+    with os.fdopen(said) as words:
+        told = words.read()
+    assert told.startswith(status)
+    assert fix in told
 
 
 def test_a_guard_of_the_memory_is_told_where_it_would_strike(tmp_path: Path):
@@ -226,3 +157,38 @@ def test_the_clock_is_judged_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch)
     for answer, status in wanted.items():
         monkeypatch.setattr(checks, "_synchronised", lambda answer=answer: answer)
         assert checks.clock(subject()).status is status
+
+
+def test_whoever_may_not_set_the_clock_is_sent_to_who_may(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checks, "_synchronised", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/timedatectl")
+    assert checks.clock(subject()).fix == "sudo timedatectl set-ntp true; timedatectl"
+    inside = checks.clock(subject(host=host(container="docker"))).fix or ""
+    assert inside.startswith("on the machine that runs this container")
+    assert "wsl --shutdown" in (checks.clock(subject(host=host(wsl=2))).fix or "")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert "chrony" in (checks.clock(subject()).fix or "")
+
+
+def test_memory_is_added_where_that_can_be_done():
+    short = {"memory_available_mib": 2000}
+    assert "swapon" in (checks.memory(subject(host=host(**short))).fix or "")
+    assert ".wslconfig" in (checks.memory(subject(host=host(**short, wsl=2))).fix or "")
+    assert "swapon" not in (checks.memory(subject(host=host(**short, container="docker"))).fix or "")
+    assert "--memory" in (
+        checks.memory(subject(host=host(memory_limit_mib=4000, container="docker"))).fix or ""
+    )
+
+
+def test_shared_memory_of_several_cards_and_of_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    small = host(shared_memory_free_mib=64, container="kubernetes")
+    several = ("flags.tensor-parallel-size=2",)
+    answer = checks.shared_memory(subject(profile="rtx5090-single-user", overrides=several, host=small))
+    assert answer.status is Status.FAIL
+    assert "emptyDir" in (answer.fix or "")
+    monkeypatch.setattr(checks, "_SHM", str(tmp_path / "shm"))
+    assert checks.shared_memory(subject()).status is Status.FAIL
+    (tmp_path / "shm").mkdir()
+    assert checks.shared_memory(subject()).status is Status.PASS
+    monkeypatch.setattr(os, "access", lambda path, _: path != str(tmp_path / "shm"))
+    assert "cannot be written" in checks.shared_memory(subject()).text

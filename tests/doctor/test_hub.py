@@ -47,6 +47,15 @@ def test_a_token_that_others_can_read_is_shut_away():
     assert checks.token(subject()).status is Status.PASS
 
 
+def test_a_token_of_somebody_else_is_not_offered_to_be_changed(monkeypatch: pytest.MonkeyPatch):
+    token_file().write_text(SECRET)
+    token_file().chmod(0o644)
+    monkeypatch.setattr(os, "geteuid", lambda: token_file().stat().st_uid + 1)
+    answer = checks.token(subject())
+    assert (answer.status, answer.repair) == (Status.WARN, None)
+    assert "its owner" in (answer.fix or "")
+
+
 def test_a_file_that_holds_no_token():
     token_file().write_text("\x00\xff")
     token_file().chmod(0o600)

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy.doctor import hashes
 from dflash_deploy.doctor import model as checks
-from dflash_deploy.doctor.finding import Status
-from dflash_deploy.doctor.subject import Request, Subject
+from dflash_deploy.doctor.finding import NotCheckedError, Status
+from dflash_deploy.doctor.subject import Model, Request, Subject
+from dflash_deploy.errors import DeployError
 
 from .builders import subject
 from .conftest import write_pair, write_profile
@@ -106,6 +107,48 @@ def test_an_index_of_another_size_fails(tmp_path: Path, pair):
     assert answer is not None
     assert answer.status is Status.FAIL
     assert "the index tells of" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty"),
+        ('{"model": {"vocab": ', "cut short"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "Git LFS pointer"),
+        ("<html>", "no JSON"),
+    ],
+)
+def test_a_tokenizer_that_is_none_fails(content: str, words: str, tmp_path: Path, pair):
+    (pair[0] / "tokenizer.json").write_text(content)
+    answer = checks.whole(of(tmp_path, *pair))
+    assert answer is not None
+    assert answer.status is Status.FAIL
+    assert words in answer.text
+    # Its folder is no name on the hub.
+    assert f"hf download OWNER/NAME --local-dir {pair[0]}" == answer.fix
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told_once_and_not_called_whole(tmp_path: Path, pair):
+    shard = next(pair[0].glob("*.safetensors"))
+    shard.write_bytes(b"")
+    found = of(tmp_path, *pair)
+    answer = checks.target(found)
+    assert answer is not None
+    # The hub's client takes a file that is there for whole.
+    assert (answer.fix or "").endswith(f"--include {shard.name} --force-download")
+    for check in (checks.whole, checks.belong_together):
+        with pytest.raises(NotCheckedError, match="target"):
+            check(found)
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_downloaded_again():
+    error = DeployError("/m/config.json: cannot be read", fix="hf download OWNER/NAME")
+    error.__cause__ = DeployError("in the cache")
+    error.__cause__.__cause__ = PermissionError(13, "Permission denied", "/m/config.json")
+    answer = checks.target(subject(target=Model("/m", None, None, error), draft=None))
+    assert answer is not None
+    assert answer.status is Status.FAIL
+    assert (answer.fix or "").startswith("ls -ldL /m/config.json")
 
 
 def test_a_target_without_a_tokenizer_fails(tmp_path: Path, pair):
@@ -217,6 +260,7 @@ def test_a_known_draft_is_compared_without_its_files(tmp_path: Path, pair):
     assert answer.status is Status.UNKNOWN
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=200), cut=st.integers(0, 199))
 def test_a_digest_is_of_every_byte(tmp_path_factory: pytest.TempPathFactory, content: bytes, cut: int):
     file = tmp_path_factory.mktemp("digest") / "file"
@@ -232,6 +276,7 @@ def test_a_digest_is_of_every_byte(tmp_path_factory: pytest.TempPathFactory, con
             file.write_bytes(content)
 
 
+@settings(deadline=None)
 @given(text=st.binary(max_size=300))
 def test_any_record_of_digests_is_read_without_an_error(
     tmp_path_factory: pytest.TempPathFactory, text: bytes

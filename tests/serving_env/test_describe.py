@@ -80,6 +80,28 @@ class TestDescribe:
         assert engine is not None
         assert engine.commit == "c14312a66"
 
+    def test_programs_that_variables_name_are_those_that_are_asked(self, environment, tmp_path, monkeypatch):
+        """As the engine's compilers do: a variable wins, whether or not its program is there."""
+        (tmp_path / "bin").mkdir()
+        nvcc = tmp_path / "bin" / "nvcc"
+        nvcc.write_text(f"#!/bin/sh\necho release 13.0, V13.0.88; echo '#$ INCLUDES=\"-I{tmp_path}\"'\n")
+        nvcc.chmod(0o755)
+        (tmp_path / "cuda_runtime.h").touch()
+        (tmp_path / "curand_kernel.h").touch()
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        monkeypatch.setenv("CC", f"{tmp_path}/no-such-gcc -O2")
+        tools = describe(environment.python, imports=False).tools
+        assert tools["nvcc"] is not None
+        assert (tools["nvcc"].path, tools["nvcc"].version) == (str(nvcc), "13.0")
+        assert set(tools["nvcc"].missing) <= {"cublasLt.h"}
+        assert tools["gcc"] is not None
+        assert tools["gcc"].path == f"{tmp_path}/no-such-gcc"
+        assert "No such file" in (tools["gcc"].problem or "")
+        nvcc.write_text("#!/bin/sh\necho 'line 12: 1.2.3' >&2; exit 3\n")
+        tools = describe(environment.python, imports=False).tools
+        assert tools["nvcc"] is not None
+        assert (tools["nvcc"].version, tools["nvcc"].problem) == (None, "line 12: 1.2.3")
+
     def test_damaged_metadata(self, environment):
         for path in packages_of(environment).glob("*.dist-info/METADATA"):
             path.write_bytes(b"\xff\xfe\0nothing")
