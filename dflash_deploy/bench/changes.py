@@ -23,7 +23,7 @@ class Changes:
         seconds: that each level of a ``closed`` protocol takes.
         tasks: a mix as ``read_tasks`` takes it.
         own_prompts: from a file, in place of the tasks.
-        rate_per_s: of an open loop.
+        open_loop: requests come whether others are answered or not.
     """
 
     users: str | None = None
@@ -34,7 +34,7 @@ class Changes:
     seconds: float | None = None
     tasks: str | None = None
     own_prompts: bool = False
-    rate_per_s: float | None = None
+    open_loop: bool = False
 
 
 def changed(name: str, changes: Changes) -> Protocol:
@@ -52,17 +52,17 @@ def changed(name: str, changes: Changes) -> Protocol:
             fix=f"protocols are {', '.join(PROTOCOLS)}",
             exit_code=ExitCode.USAGE,
         )
-    if protocol.shape != "closed" and (changes.seconds or changes.rate_per_s):
+    if protocol.shape != "closed" and (changes.seconds or changes.open_loop):
         closed = ", ".join(one.name for one in PROTOCOLS.values() if one.shape == "closed")
         raise DeployError(
-            f"{name} goes in rounds: it takes neither a rate nor seconds",
+            f"{name} goes in rounds: it takes neither a rate nor arrivals nor seconds",
             fix=f"add --protocol with one of {closed}",
             exit_code=ExitCode.USAGE,
         )
-    if changes.users and changes.rate_per_s:
+    if changes.users and changes.open_loop:
         raise DeployError(
             "an open loop has no number of users: requests come whether others are answered or not",
-            fix="leave out --users, or --rate",
+            fix="leave out --users, or --rate and --arrivals",
             exit_code=ExitCode.USAGE,
         )
     if protocol.shape != "ladder" and changes.input_tokens:
@@ -76,13 +76,13 @@ def changed(name: str, changes: Changes) -> Protocol:
     wanted = replace(
         protocol,
         prompt_tokens=_read_lengths(changes.input_tokens) if changes.input_tokens else protocol.prompt_tokens,
-        users=read_levels(changes.users) if changes.users else (1,) if changes.rate_per_s else protocol.users,
+        users=read_levels(changes.users) if changes.users else (1,) if changes.open_loop else protocol.users,
         output_tokens=changes.output_tokens or protocol.output_tokens,
         warm_up=protocol.warm_up if changes.cold is None else changes.cold,
         duration_s=changes.seconds or (None if changes.rounds else protocol.duration_s),
         tasks=tuple(read_tasks(changes.tasks).items()) if changes.tasks else protocol.tasks,
     )
-    other = wanted != protocol or changes.own_prompts or changes.rate_per_s is not None
+    other = wanted != protocol or changes.own_prompts or changes.open_loop
     return replace(
         wanted,
         name=f"{name} (changed)" if other else name,

@@ -250,13 +250,10 @@ class _Play:
             # Kept from answer to answer, so that a load that is cut short leaves what it had.
             keep = self._answers.append
             name = f"{users}-"
-            if options.rate_per_s is not None:
-                if protocol.duration_s is not None:
-                    requests = max(1, round(options.rate_per_s * protocol.duration_s))
+            if options.open_loop is not None:
                 # However many are waiting at once.
-                self._begin_level(f"{options.rate_per_s:g} requests/s", 0)
-                arrivals = poisson(options.rate_per_s, requests, seed=options.seed)
-                await player.open(arrivals, name=name, on_answer=keep)
+                self._begin_level(options.open_loop, 0)
+                await player.open(self._arrivals(requests), name=name, on_answer=keep)
             else:
                 self._begin_level(_users(users), users)
                 limit = None if protocol.duration_s is not None else requests
@@ -266,6 +263,14 @@ class _Play:
             self.end_level()
             if self.stopped:
                 return
+
+    def _arrivals(self, requests: int) -> Sequence[float]:
+        options, duration_s = self._options, self._protocol.duration_s
+        if options.rate_per_s is None:
+            return options.arrivals_s or ()
+        if duration_s is not None:
+            requests = max(1, round(options.rate_per_s * duration_s))
+        return poisson(options.rate_per_s, requests, seed=options.seed)
 
     def _begin_level(self, label: str, users: int) -> None:
         self._tell(label)
@@ -277,7 +282,7 @@ class _Play:
         self._answers.clear()
         if not results:
             return
-        open_loop = self._options.rate_per_s is not None
+        open_loop = self._options.open_loop is not None
         self._add(label, users, results, by_user=not open_loop)
         if self._protocol.duration_s is not None and not open_loop:
             self._by_minute(users, results)

@@ -111,6 +111,7 @@ class Options:
         rate_per_s: of ``closed`` protocols: requests come at random at this rate in place of users who wait
             for their answers (open loop); the number of requests stays.
         seed: of that randomness.
+        arrivals_s: of ``closed`` protocols: a request comes at each of these moments, for an open loop too.
     """
 
     prompts: Sequence[Prompt] | None = None
@@ -119,6 +120,14 @@ class Options:
     estimate_tokens: bool = False
     rate_per_s: float | None = None
     seed: int = 0
+    arrivals_s: tuple[float, ...] | None = None
+
+    @property
+    def open_loop(self) -> str | None:
+        """How requests come where nobody waits for answers, in words; None where users do."""
+        if self.arrivals_s is not None:
+            return f"{len(self.arrivals_s)} given arrivals"
+        return None if self.rate_per_s is None else f"{self.rate_per_s:g} requests/s"
 
 
 def prompts_of(protocol: Protocol, options: Options, count: int) -> Sequence[Prompt]:

@@ -68,7 +68,12 @@ def run_of(name: str, played: ProtocolResult, *, read_text: bool) -> Run:
 def workload_of(protocol: Protocol, options: Options) -> Workload:
     """What a protocol asks, as result files have it. Users and rounds are not in it: they are told apart."""
     prompts = prompts_of(protocol, options, _HASHED_PROMPTS)
-    arrivals = "closed" if options.rate_per_s is None else f"{options.rate_per_s:g}/s, seed {options.seed}"
+    arrivals, moments = "closed", {}
+    if options.arrivals_s is not None:
+        arrivals = f"{len(options.arrivals_s)} given in {options.arrivals_s[-1]:g} s"
+        moments = {"arrivals_s": options.arrivals_s}
+    elif options.rate_per_s is not None:
+        arrivals = f"{options.rate_per_s:g}/s, seed {options.seed}"
     return Workload(
         protocol=protocol.name,
         tasks={} if options.prompts else {str(task): weight for task, weight in protocol.tasks},
@@ -81,6 +86,7 @@ def workload_of(protocol: Protocol, options: Options) -> Workload:
             prompt_tokens=protocol.prompt_tokens,
             arrivals=arrivals,
             salted=options.salt is not None,
+            **moments,
         ),
     )
 

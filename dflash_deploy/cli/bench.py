@@ -99,6 +99,13 @@ def run(
             metavar="PER_S",
         ),
     ] = None,
+    arrivals: Annotated[
+        Path | None,
+        typer.Option(
+            help="Open loop: requests at the moments of this file, seconds from the beginning, one a line.",
+            metavar="FILE",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="With --rate: of the moments.")] = 0,
     most_rounds: Annotated[
         int, typer.Option(min=1, max=1000, help="With --against: rounds at most, if it stays unclear.")
@@ -151,7 +158,11 @@ def run(
     from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text, shown
     from dflash_deploy.tune.signals import stop_once
 
-    if against and rate:
+    if rate and arrivals:
+        raise typer.BadParameter("moments are given or at random, not both", param_hint="--arrivals")
+    if arrivals and (rounds or seconds):
+        raise typer.BadParameter("its file says how many requests come and when", param_hint="--arrivals")
+    if against and (rate or arrivals):
         raise typer.BadParameter("an open loop measures one server", param_hint="--rate")
     if against and exam:
         raise typer.BadParameter("examines one server; ask each by itself", param_hint="--exam")
@@ -160,14 +171,16 @@ def run(
         output_tokens = files.longest_answer(own)
     elif own:
         own = files.without_lengths(own)
+    open_loop = rate is not None or arrivals is not None
     chosen = changed(
         protocol,
-        Changes(users, input_tokens, output_tokens, rounds, cold, seconds, tasks, own is not None, rate),
+        Changes(users, input_tokens, output_tokens, rounds, cold, seconds, tasks, own is not None, open_loop),
     )
     options = Options(
         prompts=own,
         salt=None if cached else "",
         rate_per_s=rate,
+        arrivals_s=files.read_arrivals(arrivals) if arrivals else None,
         seed=seed,
     )
     if out is not None:

@@ -122,6 +122,25 @@ def test_requests_at_random_moments(simulator):
     assert {"ttft_s", "latency_s", "waited_s"} <= load["tails"].keys()
 
 
+def test_requests_at_given_moments(tmp_path):
+    moments = tmp_path / "moments"
+    moments.write_text("0\n0.1\n0.1\n\n0.35\n")
+    arguments = ["--protocol", "latency", "--arrivals", moments, "--output-tokens", "44", "-q", "--json"]
+    with serving(SOUND) as (url, _):
+        ended = tool(url, *arguments, "--cold", "0")
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)["result"]
+    (load,) = result["runs"][0]["loads"]
+    assert (load["label"], load["users"], len(load["rounds"][0]["users"])) == ("4 given arrivals", 0, 4)
+    assert load["rounds"][0]["wall_s"] >= 0.35
+    assert result["workload"]["arrivals"] == "4 given in 0.35 s"
+    for wrong, words in (("1\n0.5\n", "moments:2"), ("x", "'x'"), ("nan", "'nan'"), ("", "holds no moment")):
+        moments.write_text(wrong)
+        ended = tool("http://127.0.0.1:9", *arguments)
+        assert ended.returncode == ExitCode.INVALID_INPUT
+        assert words in ended.stderr
+
+
 def test_two_live_servers_are_measured_in_turn(simulator):
     ended = tool(simulator, "--against", simulator, "--most-rounds", "4", "--output-tokens", "48")
     assert ended.returncode == 0, ended.stderr
@@ -179,6 +198,7 @@ def test_the_key_comes_from_a_private_file_and_stays_out_of_results(tmp_path):
         (["no-address"], ExitCode.USAGE, "http://127.0.0.1:30000"),
         (["http://[::1"], ExitCode.USAGE, "http://127.0.0.1:30000"),
         (["--rate", "1"], ExitCode.USAGE, "goes in rounds"),
+        (["--protocol", "latency", "--arrivals", "x", "--rounds", "3"], ExitCode.USAGE, "how many requests"),
         (["--users", "9" * 5000], ExitCode.USAGE, "write 4, or 1,2,4"),
         (["--input-tokens", "99"], ExitCode.USAGE, "context-ladder"),
         (["--protocol", "context-ladder", "--input-tokens", "9,x"], ExitCode.USAGE, "no lengths"),

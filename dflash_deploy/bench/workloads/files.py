@@ -14,6 +14,7 @@ from dflash_deploy.files import read_regular
 MAX_BYTES = 64 << 20
 MAX_PROMPTS = 100_000
 MAX_PROMPT_CHARS = 4 << 20
+MAX_ARRIVAL_S = 86_400.0
 MAX_OUTPUT_TOKENS = 1 << 20
 _MOST_MESSAGES = 1000
 _MOST_PROBLEMS = 10
@@ -34,6 +35,7 @@ _FIX = (
     'write one JSON object a line: {"prompt": "…"} or {"messages": [{"role": "user", "content": "…"}]};'
     " ShareGPT files and OpenAI batch files are taken as well"
 )
+_FIX_ARRIVALS = f"write seconds from the beginning, one a line, in order: {MAX_PROMPTS:,} in a day at most"
 
 
 class _WrongEntryError(Exception):
@@ -53,19 +55,7 @@ def read(path: Path) -> tuple[Prompt, ...]:
     Raises:
         DeployError: it cannot be read, or some lines are wrong; these are told with their numbers.
     """
-    try:
-        data = read_regular(path, most_bytes=MAX_BYTES)
-    except FileNotFoundError as error:
-        raise DeployError(f"{path}: no such file", exit_code=ExitCode.MISSING) from error
-    except OSError as error:
-        raise DeployError(
-            f"{path}: cannot be read: {error.strerror or error}", exit_code=ExitCode.INVALID_INPUT
-        ) from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _refused([f"{path}:{line}: expected UTF-8 text"]) from error
+    text = _text_of(path)
     prompts: list[Prompt] = []
     problems: list[str] = []
     for line, entry in _entries(text):
@@ -87,6 +77,32 @@ def read(path: Path) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
+def read_arrivals(path: Path) -> tuple[float, ...]:
+    """Read moments at which requests are to come: seconds from the beginning, one a line, in order.
+
+    Raises:
+        DeployError: it cannot be read, or a line holds no moment.
+    """
+    moments: list[float] = []
+    for number, line in enumerate(_text_of(path, _FIX_ARRIVALS).splitlines(), 1):
+        if not (word := line.strip()):
+            continue
+        try:
+            moment = float(word)
+        except ValueError:
+            moment = -1.0
+        if not (moments[-1] if moments else 0.0) <= moment <= MAX_ARRIVAL_S or len(moments) >= MAX_PROMPTS:
+            raise DeployError(
+                f"{path}:{number}: {word[:40]!r} is no next moment",
+                fix=_FIX_ARRIVALS,
+                exit_code=ExitCode.INVALID_INPUT,
+            )
+        moments.append(moment)
+    if not moments:
+        raise DeployError(f"{path}: it holds no moment", exit_code=ExitCode.INVALID_INPUT)
+    return tuple(moments)
+
+
 def longest_answer(prompts: Sequence[Prompt]) -> int | None:
     """The largest number of tokens that a file asks for, if it does so for every prompt."""
     limits = [one.output_tokens for one in prompts if one.output_tokens is not None]
@@ -98,8 +114,24 @@ def without_lengths(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
     return tuple(replace(one, output_tokens=None) for one in prompts)
 
 
-def _refused(problems: list[str]) -> DeployError:
-    return DeployError("\n".join(problems), fix=_FIX, exit_code=ExitCode.INVALID_INPUT)
+def _text_of(path: Path, fix: str = _FIX) -> str:
+    try:
+        data = read_regular(path, most_bytes=MAX_BYTES)
+    except FileNotFoundError as error:
+        raise DeployError(f"{path}: no such file", exit_code=ExitCode.MISSING) from error
+    except OSError as error:
+        raise DeployError(
+            f"{path}: cannot be read: {error.strerror or error}", exit_code=ExitCode.INVALID_INPUT
+        ) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _refused([f"{path}:{line}: expected UTF-8 text"], fix) from error
+
+
+def _refused(problems: list[str], fix: str = _FIX) -> DeployError:
+    return DeployError("\n".join(problems), fix=fix, exit_code=ExitCode.INVALID_INPUT)
 
 
 def _entries(text: str) -> Iterator[tuple[int, object]]:
