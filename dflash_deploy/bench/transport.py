@@ -136,7 +136,7 @@ async def connect(
     try:
         async with asyncio.timeout(CONNECT_S):
             _, exchange = await loop.create_connection(
-                lambda: Exchange(loop, take, None if tls else reader), address.host, address.port, ssl=tls
+                lambda: Exchange(loop, take), address.host, address.port, ssl=tls
             )
     except TimeoutError:
         raise Failure("unreachable", f"no connection within {CONNECT_S:.0f} s") from None
@@ -148,6 +148,8 @@ async def connect(
         raise Failure("unreachable", f"connection refused: {error.strerror or error}") from None
     except (OSError, UnicodeError) as error:
         raise Failure("unreachable", f"cannot be reached: {error}") from None
+    if reader is not None and tls is None:
+        exchange.read_with(reader)
     return exchange
 
 
@@ -216,11 +218,10 @@ class Exchange(asyncio.BufferedProtocol):
         self,
         loop: asyncio.AbstractEventLoop,
         take: Callable[[bytes, float], bool],
-        reader: Reader | None,
     ) -> None:
         self._loop = loop
         self._take = take
-        self._reader = reader
+        self._reader: Reader | None = None
         self._over: asyncio.Future[Failure | None] = loop.create_future()
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
@@ -234,8 +235,20 @@ class Exchange(asyncio.BufferedProtocol):
         self._now = 0.0
         # Given to the loop to read into: of its own it takes 256 KiB for every read, which costs more than
         # all the rest together.
-        self._buffer = memoryview(bytearray(0 if reader else _BUFFER_BYTES))
+        self._buffer = memoryview(b"")
         self.ended = 0.0
+
+    def read_with(self, reader: Reader) -> None:
+        """Leave the reading to ``reader`` from now on.
+
+        Not while the connection is made: Python 3.11.2 begins to read after that, whatever was paused then.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.pause_reading()
+        self._descriptor = self._transport.get_extra_info("socket").fileno()
+        self._reader = reader
+        reader.add(self._descriptor, self)
 
     def send(self, request: bytes, patience: Patience) -> float:
         """Send the request; returns when, by ``time.perf_counter``."""
@@ -274,13 +287,11 @@ class Exchange(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast("asyncio.Transport", transport)
-        if self._reader is not None:
-            self._transport.pause_reading()
-            self._descriptor = self._transport.get_extra_info("socket").fileno()
-            self._reader.add(self._descriptor, self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002, D102
-        # No bytearray: TLS reads on into a slice of it, which would be a copy.
+        if not self._buffer:
+            # No bytearray: TLS reads on into a slice of it, which would be a copy.
+            self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
@@ -306,6 +317,8 @@ class Exchange(asyncio.BufferedProtocol):
                 self._end(Failure("broken", "the answer's headers do not end"))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        if self._reader is not None:
+            self._reader.remove(self._descriptor)
         if self._status == 0:
             self._end(Failure("cut", f"stream cut: {exc or 'closed before any answer'}"))
         elif exc is None or not self._streams:

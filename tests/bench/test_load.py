@@ -341,13 +341,26 @@ def test_a_stream_by_tls_comes_whole_and_only_from_whom_one_trusts(certificate, 
     assert counted == 3
 
 
+def test_a_loop_that_reads_whatever_was_paused_while_the_connection_was_made(monkeypatch):
+    """As that of Python 3.11.2 does, which Debian 12 has."""
+
+    def begin(self, fd, callback, *arguments):
+        if not self.is_closing():
+            self._loop._add_reader(fd, callback, *arguments)
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorTransport._add_reader", begin)
+    with serving(Script()) as (url, _):
+        result = one(url)
+    assert (result.error, result.text) == (None, "one two three four five")
+
+
 def test_ctrl_c_while_the_parser_calls_is_not_taken_for_nonsense():
     def interrupt(piece, now):
         raise KeyboardInterrupt
 
     loop = asyncio.new_event_loop()
     try:
-        exchange = Exchange(loop, interrupt, None)
+        exchange = Exchange(loop, interrupt)
         with pytest.raises(KeyboardInterrupt):
             exchange.received(SSE + b"\r\ndata: x\n\n")
     finally:
