@@ -41,10 +41,13 @@ _SET_ELSEWHERE = {
 
 
 _METHODS: tuple[Method, ...] = get_args(Method)
-_CARD_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_CARD_SETTINGS = (f"{VARIABLE}CUDA_VISIBLE_DEVICES", f"{VARIABLE}CUDA_DEVICE_ORDER")
 
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_SECRET_NAME = re.compile(r"(?:.*_)?(?:TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(?:.*_)?KEY|.*_(?:PASS|PAT|PWD)|.*(?:TOKEN|APIKEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)",
+    re.IGNORECASE,
+)
 _NO_SECRET = re.compile(r"[0-9.]*|true|false", re.IGNORECASE)
 
 
@@ -271,16 +274,19 @@ def _methods(profile: Profile) -> Iterator[Complaint]:
 
 def _variables(profile: Profile, part: str) -> Iterator[Complaint]:
     """That variables which are searched, or known, can be given to a server and told to others."""
+    named: list[KeyPath] = [("search", name) for name in profile.search] if part == "search" else []
+    named += [place for place, *_ in _settings(profile, part) if part == "known"]
+    for place in named:
+        # Left unset it would choose as well.
+        if place[-1] in _CARD_SETTINGS:
+            yield place, "the card is chosen with --gpu"
     for place, rest, setting, value in _settings(profile, part):
-        if not setting.startswith(VARIABLE):
-            continue
         name = setting.removeprefix(VARIABLE)
+        if not setting.startswith(VARIABLE) or setting in _CARD_SETTINGS:
+            continue
         if part == "search" and not isinstance(profile.search[setting], Choices):
             if rest == ("low",):
                 yield place, "a variable is text: give choices"
-        elif name in _CARD_VARIABLES:
-            if rest in ((), ("choices", 0)):
-                yield place, "the card is chosen with --gpu"
         elif not isinstance(value, str):
             yield (*place, *rest), f"a variable is text of one line, found {yaml_file.describe(value)}"
         elif _is_secret(name, value):

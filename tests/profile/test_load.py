@@ -251,7 +251,7 @@ class TestEnvironment:
 
     @pytest.mark.parametrize(
         "name",
-        ["HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "SECRET", "WANDB_API_KEY"],
+        ["HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "SECRET", "MYSQL_PWD"],
     )
     def test_a_secret_is_refused_and_not_repeated(self, name: str) -> None:
         with pytest.raises(DeployError) as caught:
@@ -315,6 +315,7 @@ class TestVariablesAndMethodsThatAreSearched:
             ("search: {env.A-B: {choices: [a]}}", "or env.NAME for a variable of the server's environment"),
             ("search: {env.HF_TOKEN: {choices: [hf_abcdef]}}", "search.env.HF_TOKEN: a secret may not stand"),
             ("search: {env.CUDA_VISIBLE_DEVICES: {choices: ['0', '1']}}", "the card is chosen with --gpu"),
+            ("search: {env.CUDA_DEVICE_ORDER: {choices: [null]}}", "the card is chosen with --gpu"),
             ("env: {A: x}\nsearch: {env.A: {choices: [x]}}", "env.A: both fixed here and searched"),
             (
                 "env: {A: x}\nknown: [{name: a, source: b, flags: {env.A: y}}]",
