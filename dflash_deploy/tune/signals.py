@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEAF_S = 60.0
 """Longer than stopping a server takes, which is bounded by SIGKILL. After that a signal counts again: Python
 may have dropped the first one's exception, in a destructor for instance."""
+_AGAIN_S = 0.01
 
 
 @dataclass
@@ -48,8 +51,13 @@ def stop_once() -> Iterator[Asked]:
     asked = Asked()
     last = -math.inf
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         nonlocal last
+        if _is_swallowed(frame):
+            again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         if number == signal.SIGINT and asked.finishing and not asked.politely:
             asked.politely = True
             asked.on_asked()
@@ -67,3 +75,12 @@ def stop_once() -> Iterator[Asked]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_swallowed(frame: FrameType | None) -> bool:
+    """Whatever is raised in what pydantic calls while it writes JSON comes out as a fault of the value."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("pydantic."):
+            return True
+        frame = frame.f_back
+    return False
