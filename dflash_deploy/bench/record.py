@@ -98,7 +98,7 @@ def faults_of(
     answered = [one for one in requests if one.error is None]
     # To force a length is no part of OpenAI's interface: others than SGLang may end before.
     exact = output_tokens if endpoint.engine is not None else None
-    return find_faults(answered, exact, read_text=read_text, free_end=False)
+    return find_faults(answered, exact, most_tokens=output_tokens, read_text=read_text, free_end=False)
 
 
 def failures_of(requests: Sequence[RequestResult]) -> tuple[Failure, ...]:

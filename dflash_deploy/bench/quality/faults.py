@@ -15,6 +15,7 @@ def find_faults(
     requests: Sequence[RequestResult],
     max_tokens: int | None,
     *,
+    most_tokens: int | None = None,
     read_text: bool = True,
     free_end: bool | None = None,
 ) -> tuple[str, ...]:
@@ -23,13 +24,15 @@ def find_faults(
     Args:
         requests: answers that ended without an error.
         max_tokens: tokens that each answer must have exactly, if it does not end freely; None where all may.
+        most_tokens: that an answer may have at most, if it does not end freely.
         read_text: judge the text too, and not the counts alone.
         free_end: answers may end by themselves; None where ``max_tokens`` says so.
     """
     found: dict[str, list[str]] = {}
     for request in requests:
         exact = None if request.ends_freely or request.tokens_estimated else max_tokens
-        faults = _count_faults(request, exact)
+        most = None if request.ends_freely or request.tokens_estimated else most_tokens
+        faults = _count_faults(request, exact, most)
         if read_text:
             free = request.ends_freely or (exact is None if free_end is None else free_end)
             # Events that hold several tokens each were counted as one each.
@@ -46,10 +49,12 @@ def find_faults(
     )
 
 
-def _count_faults(request: RequestResult, max_tokens: int | None) -> dict[str, str]:
+def _count_faults(request: RequestResult, exact: int | None, most: int | None) -> dict[str, str]:
     faults: dict[str, str] = {}
-    if max_tokens is not None and request.output_tokens != max_tokens:
-        faults["wrong-count"] = f"{request.output_tokens} tokens by usage where {max_tokens} were asked for"
+    if exact is not None and request.output_tokens != exact:
+        faults["wrong-count"] = f"{request.output_tokens} tokens by usage where {exact} were asked for"
+    elif most is not None and request.output_tokens > most:
+        faults["wrong-count"] = f"{request.output_tokens} tokens by usage where {most} were allowed"
     elif request.output_tokens < request.chunks:
         faults["wrong-count"] = f"{request.output_tokens} tokens by usage in {request.chunks} chunks"
     return faults

@@ -86,6 +86,15 @@ def test_counts_against_what_was_asked_and_against_chunks():
     assert not ids(GOOD, max_tokens=80, tokens=80, chunks=30)
 
 
+def test_no_answer_has_more_tokens_than_were_allowed():
+    ours = answer(GOOD, tokens=120)
+    assert find_faults([ours], None, most_tokens=120) == ()
+    (fault,) = find_faults([ours], None, most_tokens=60)
+    assert fault.startswith("wrong-count")
+    for free in (replace(ours, ends_freely=True), replace(ours, tokens_estimated=True)):
+        assert find_faults([free], None, most_tokens=60) == ()
+
+
 def test_unreadable_characters():
     assert ids(GOOD[:150] + "\ufffd" * 12) == ["mojibake"]
     assert ids("\x00\x01\x02 and so on, for a while") == ["mojibake"]
