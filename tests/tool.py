@@ -18,12 +18,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import traceback
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO
 
 TIMEOUT_S = 100
+_READY = b"ready"
 _READ_AT_THE_START = re.compile("LD_|LANG$|LC_|PYTHON").match
 """Names of variables that a process reads before it runs any of ours."""
 
@@ -86,6 +89,8 @@ def _parent(environment: tuple[tuple[str, str], ...]) -> socket.socket:
             stdout=subprocess.DEVNULL,
             cwd="/",
         )
+    if ours.recv(64) != _READY:
+        raise RuntimeError("the tool cannot be imported: see standard error")
     return ours
 
 
@@ -97,20 +102,40 @@ def _answer(channel: socket.socket) -> None:
         if ".inside" not in module.name and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     gc.freeze()
+    channel.send(_READY)
     while True:
         _, descriptors, _, _ = socket.recv_fds(channel, 1, 4)
         if not descriptors:
-            return None
+            return
         child = os.fork()
         if not child:
             channel.close()
             _become(*descriptors)
-            return dflash_deploy.cli.main()
+            os._exit(_status_of(dflash_deploy.cli.main))
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(b"%d" % child)
         _, status = os.waitpid(child, 0)
         channel.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+
+def _status_of(main: Callable[[], None]) -> int:
+    """Of the whole command; that Python then takes its modules apart, for a tenth of a second, is left."""
+    try:
+        main()
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    except BaseException:  # noqa: BLE001  (as Python itself would)
+        traceback.print_exc()
+        status = 1
+    else:
+        status = 0
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
 
 
 def _become(asked: int, *streams: int) -> None:

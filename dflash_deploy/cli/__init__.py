@@ -6,7 +6,8 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -15,24 +16,6 @@ from typer import Context
 from typer.core import TyperGroup
 
 from dflash_deploy import __version__
-from dflash_deploy.cli import (
-    bench,
-    checkpoint,
-    compare,
-    diagnose,
-    doctor,
-    emit,
-    env,
-    health,
-    patch,
-    plan,
-    probe,
-    profile,
-    report,
-    service,
-    status,
-    tune,
-)
 from dflash_deploy.errors import DeployError, ExitCode
 
 SUMMARIES = {
@@ -55,6 +38,8 @@ SUMMARIES = {
 }
 """Every command in the order that a person meets them, as the overview shows them."""
 
+_HELP = "Deploy and autotune SGLang with DFlash speculative decoding on consumer GPUs."
+
 
 class _InOrder(TyperGroup):
     # The base names the context of typer's own copy of click, which is no public name.
@@ -62,39 +47,27 @@ class _InOrder(TyperGroup):
         return sorted(super().list_commands(ctx), key=list(SUMMARIES).index)
 
 
-app = typer.Typer(
-    cls=_InOrder,
-    help=__doc__,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "doctor": doctor.doctor,
-    "probe": probe.probe,
-    "tune": tune.tune,
-    "compare": compare.compare,
-    "report": report.report,
-    "emit": emit.emit,
-    "status": status.status,
-    "diagnose": diagnose.diagnose,
-}
-for _name, _command in _COMMANDS.items():
-    app.command(_name, short_help=SUMMARIES[_name])(_command)
-app.command("health", cls=health.Plugin, short_help=SUMMARIES["health"])(health.health)
-app.command("plan", short_help=SUMMARIES["plan"], context_settings={"ignore_unknown_options": True})(
-    plan.plan
-)
-for _name, _group in {
-    "profile": profile.app,
-    "bench": bench.app,
-    "env": env.app,
-    "patch": patch.app,
-    "checkpoint": checkpoint.app,
-    "service": service.app,
-}.items():
-    app.add_typer(_group, name=_name, short_help=SUMMARIES[_name])
+def app_of(words: Sequence[str]) -> typer.Typer:
+    """The command line as far as these words need it: one command where they name it, else all.
+
+    To read the signatures of all takes longer than most commands do.
+    """
+    app = typer.Typer(
+        cls=_InOrder,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(help=_HELP)(_options)
+    for name in words[:1] if words and words[0] in SUMMARIES else SUMMARIES:
+        module = import_module(f"{__name__}.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name, short_help=SUMMARIES[name])
+        else:
+            settings = getattr(module, "SETTINGS", {})
+            app.command(name, short_help=SUMMARIES[name], **settings)(getattr(module, name))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -103,7 +76,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="Deploy and autotune SGLang with DFlash speculative decoding on consumer GPUs.")
 def _options(
     version: Annotated[
         bool,
@@ -120,7 +92,7 @@ def main() -> None:
         # A terminal that cannot show a letter shows another; no command ends over it.
         sys.stdout.reconfigure(errors="replace")
     try:
-        app()
+        app_of(sys.argv[1:])()
     except DeployError as error:
         _complain(error.message, error.fix)
         sys.exit(error.exit_code)

@@ -53,6 +53,10 @@ class Plugin(TyperCommand):
             raise DeployError(told.message, fix=told.fix, exit_code=_UNKNOWN) from error
 
 
+SETTINGS = {"cls": Plugin}
+"""How typer is to make it."""
+
+
 def health(
     name: Annotated[
         str | None,

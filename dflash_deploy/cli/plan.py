@@ -10,6 +10,9 @@ import typer
 
 from dflash_deploy.errors import DeployError, ExitCode
 
+SETTINGS = {"context_settings": {"ignore_unknown_options": True}}
+"""How typer is to make it."""
+
 
 def plan(
     words: Annotated[

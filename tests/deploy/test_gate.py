@@ -16,7 +16,7 @@ import pytest
 
 from dflash_deploy.deploy import gate
 from dflash_deploy.deploy.seal import Seal, SealedFile
-from tests.machine.nvml_stub import NOT_SUPPORTED, StubCard, build_stub, stub_env
+from tests.machine.nvml_stub import NOT_SUPPORTED, StubCard, stub_env, stub_folder
 
 from . import systemd_syntax as systemd
 
@@ -124,8 +124,8 @@ def test_a_changed_environment_may_not_start(sealed: Seal, harm: str, said: str)
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_stub(tmp_path_factory.mktemp("nvml"))
+def driver() -> Path:
+    return stub_folder()
 
 
 def _wait_for(driver: Path, *cards: StubCard, free_mib: int, bound_s: int, wanted_cards: int = 1, **env: str):

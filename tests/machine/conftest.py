@@ -10,14 +10,14 @@ import pytest
 
 from tests.tool import run_tool
 
-from .nvml_stub import StubCard, build_stub, stub_env
+from .nvml_stub import StubCard, stub_env, stub_folder
 
 RunProbe = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_stub(tmp_path_factory.mktemp("nvml"))
+def stub_library() -> Path:
+    return stub_folder()
 
 
 def on_cards(variables: dict[str, str]) -> dict[str, str]:

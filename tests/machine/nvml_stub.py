@@ -1,17 +1,19 @@
 """Builds the stand-in driver library, and describes the cards that it shows.
 
-    env = {**os.environ, **stub_env(build_stub(tmp_path), StubCard(), StubCard(name="…"))}
+    env = {**os.environ, **stub_env(stub_folder(), StubCard(), StubCard(name="…"))}
 
 A process started in ``env`` finds these cards through the real pynvml.
 """
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,14 @@ class StubCard:
             lines.append(f"lost_after {self.lost_after}".encode())
         lines.append(f"growing {self.list_grows}".encode())
         return lines
+
+
+@cache
+def stub_folder() -> Path:
+    """The library's folder, one for all tests of a process; skips a test where there is no C compiler."""
+    folder = Path(tempfile.mkdtemp(prefix="nvml-stub-"))
+    atexit.register(shutil.rmtree, folder)
+    return build_stub(folder)
 
 
 def build_stub(folder: Path) -> Path:

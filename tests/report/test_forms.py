@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dflash_deploy.cli import app
+from dflash_deploy.cli import app_of
 from dflash_deploy.report.contents import read_report
 from dflash_deploy.report.data import render_json
 from dflash_deploy.report.markdown import render_markdown
@@ -258,7 +258,7 @@ def test_a_command_over_several_lines_is_the_same_command():
 
 
 def run(*words: str):
-    return CliRunner().invoke(app, ["report", *words])
+    return CliRunner().invoke(app_of(["report"]), ["report", *words])
 
 
 def test_the_command_writes_beside_the_study(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine.nvml_stub import StubCard, StubProcess, build_stub, stub_env
+from tests.machine.nvml_stub import StubCard, StubProcess, stub_env, stub_folder
 
 CODE = """
 import os, threading
@@ -20,8 +20,8 @@ print(*not_returned(before, os.environ, within_s=1.5), sep="\\n")
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
-    return build_stub(tmp_path_factory.mktemp("driver"))
+def library() -> Path:
+    return stub_folder()
 
 
 @pytest.fixture

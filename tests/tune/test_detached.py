@@ -11,7 +11,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from dflash_deploy.cli import app
+from dflash_deploy.cli import app_of
 from dflash_deploy.errors import ExitCode
 from dflash_deploy.tune.detached import watch
 from dflash_deploy.tune.journal import Begun, Ended, Journal, Noted, Over, Reader, Staged, tuner_of
@@ -106,7 +106,7 @@ def test_on_a_terminal_the_table_is_shown_again(tool):
     [["--attach", "--stop"], ["--detach", "--attach"], ["--attach", "--resume"], ["--detach", "--json"]],
 )
 def test_options_that_exclude_each_other(words):
-    assert CliRunner().invoke(app, ["tune", *words]).exit_code == ExitCode.USAGE
+    assert CliRunner().invoke(app_of(["tune"]), ["tune", *words]).exit_code == ExitCode.USAGE
 
 
 def candidate(number):
