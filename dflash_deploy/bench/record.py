@@ -45,6 +45,7 @@ LONGEST_TEXT = 2000
 _HASHED_PROMPTS = 64
 """Of a mix: more are asked in the same order, so that as many stand for them all."""
 
+_LATE_S = 0.05
 _MOST_ROWS = 20_000
 """Requests that are told one by one; a file of more than that would be too large to read."""
 
@@ -163,6 +164,12 @@ def _notes(played: ProtocolResult) -> Iterator[str]:
         yield f"more than {_MOST_ROWS:,} requests: they are not listed one by one"
     if played.stopped is not None:
         yield f"{ENDED_EARLY}{played.stopped}"
+    waits = [level.figures.waited_s.p99 for level in played.levels if level.figures.waited_s]
+    if played.endpoint.time_scale == 1 and max(waits, default=0.0) > _LATE_S:
+        yield (
+            f"requests were sent {max(waits) * 1000:.0f} ms after they were due (p99): this machine does not "
+            "keep up with them, so the server had less to do than was asked for"
+        )
     if played.endpoint.time_scale != 1 and played.protocol.shape != "rounds":
         yield (
             f"simulated time runs {played.endpoint.time_scale:g} times as fast, and so does every delay of "

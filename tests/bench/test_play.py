@@ -4,8 +4,10 @@ from dataclasses import replace
 import pytest
 
 from dflash_deploy.bench.endpoint import Endpoint
+from dflash_deploy.bench.measurement import Quantiles
 from dflash_deploy.bench.play import run_protocol
 from dflash_deploy.bench.protocols import PROTOCOLS, Options
+from dflash_deploy.bench.record import run_of
 from dflash_deploy.bench.workloads.prompt import ask
 from dflash_deploy.machine.gpu import GpuSample
 
@@ -136,6 +138,17 @@ def test_a_ladder_ends_where_the_server_takes_no_longer_prompt(counts, beyond, n
     assert result.stopped is None
     assert note in result.notes[0]
     assert len(seen.bodies) < 50
+
+
+def test_a_client_that_does_not_keep_up_is_told():
+    with serving(Script(wait_s=0.001)) as (url, _):
+        played = run_protocol(Endpoint(url), quick("latency"), Options(arrivals_s=(0.0, 0.05)))
+    (level,) = (one for one in played.levels if not one.cold)
+    for late_s, told in ((0.001, False), (0.3, True)):
+        figures = replace(level.figures, waited_s=Quantiles.of([late_s, late_s]))
+        late = replace(played, levels=(replace(level, figures=figures),))
+        notes = run_of("bench", late, read_text=False).notes
+        assert any("sent 300 ms after they were due" in note for note in notes) is told
 
 
 def test_several_users_ask_prompts_of_an_exact_length():
