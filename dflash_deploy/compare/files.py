@@ -25,7 +25,9 @@ class Pair:
     Attributes:
         name: of the run, ``A against B`` where the two are called differently.
         users: requests at once.
-        speed: of A against B; the unit is that of ``speed_of``.
+        rounds: that were compared, or requests of one user's long load, of the side that has fewer.
+        first: median speed of A, and ``second`` of B; the unit is that of ``speed_of``.
+        speed: of A against B.
         same_text: texts that are the same to the last byte, of ``compared_text``; None where neither file has
             texts in common.
     """
@@ -33,6 +35,8 @@ class Pair:
     name: str
     users: int
     rounds: int
+    first: float
+    second: float
     speed: Comparison
     same_text: int | None
     compared_text: int
@@ -87,7 +91,8 @@ def as_text(beside: Beside) -> str:
         unit, _ = speed_of(pair.users)
         at_once = "one user" if pair.users == 1 else f"{pair.users} at once" if pair.users else "open loop"
         lines.append(
-            f"{shown(pair.name)}, {at_once}, {unit}: {pair.speed.sentence('the first', 'the second')}"
+            f"{shown(pair.name)}, {at_once}, {unit}: {pair.first:.1f} and {pair.second:.1f}: "
+            f"{pair.speed.sentence('the first', 'the second')}"
         )
         if pair.same_text is not None:
             lines.append(f"  {pair.same_text} of {pair.compared_text} texts are the same to the last byte")
@@ -101,6 +106,8 @@ def as_json(beside: Beside) -> str:
             "name": pair.name,
             "users": pair.users,
             "rounds": pair.rounds,
+            "first": pair.first,
+            "second": pair.second,
             "ratio": finite(pair.speed.ratio),
             "low": finite(pair.speed.low),
             "high": finite(pair.speed.high),
@@ -144,7 +151,8 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
             [yours[key] for key in both] if matched else list(yours.values()),
             paired=matched,
         )
-        found.append(Pair(name, users, min(len(mine), len(yours)), speed, same, texts))
+        middles = median(mine.values()), median(yours.values())
+        found.append(Pair(name, users, min(len(mine), len(yours)), *middles, speed, same, texts))
     return found
 
 

@@ -187,7 +187,7 @@ def minutes_of(run: Run) -> list[LoadRows]:
 
 
 class RoundKey(NamedTuple):
-    """Rounds of one key asked the same questions."""
+    """Rounds, or requests, of one key asked the same questions."""
 
     repeat: int
     users: int
@@ -195,13 +195,23 @@ class RoundKey(NamedTuple):
 
 
 def speeds_of(runs: Sequence[Run]) -> dict[RoundKey, float]:
-    """The figure of ``speed_of`` for each round that counts."""
+    """The figure of ``speed_of`` for each round that counts; of one long load, for each of its requests.
+
+    A load of several users has one figure for all of them together, and so one for each round alone.
+    """
     found: dict[RoundKey, float] = {}
     for run in runs:
         for load in minutes_of(run) or run.loads:
             _, speed = speed_of(load.users)
             for one in load.counted:
-                value = speed(one)
-                if value:
-                    found[RoundKey(run.repeat, load.users, one.name)] = value
+                values = {one.name: speed(one)}
+                if load.label is not None and load.users <= 1 and one.users:
+                    # One user's requests stand in their order; those of an open loop have numbers.
+                    values = {
+                        f"{one.name} {place if load.users else request.user}": request.tokens_per_s
+                        for place, request in enumerate(one.users)
+                    }
+                for name, value in values.items():
+                    if value:
+                        found[RoundKey(run.repeat, load.users, name)] = value
     return found

@@ -52,6 +52,33 @@ def test_rounds_of_unlike_number_are_compared_as_two_heaps():
     assert pair.rounds == 3
 
 
+@pytest.mark.parametrize(("users", "label"), [(1, "1 user"), (0, "2 requests/s")])
+def test_a_long_load_of_one_user_is_compared_request_by_request(users, label):
+    def load_of(speeds):
+        requests = [
+            UserRow(
+                user=0 if users else number,
+                prompt_tokens=9,
+                output_tokens=128,
+                ttft_s=0.1,
+                tokens_per_s=speed,
+                wall_s=1.0,
+            )
+            for number, speed in speeds
+        ]
+        # Those of an open loop stand as they ended.
+        rows = requests if users else requests[::-1]
+        played = round_of(label, 50.0).model_copy(update={"users": rows})
+        return result_of(run_of("bench", [1.0], loads=[LoadRows(users=users, label=label, rounds=[played])]))
+
+    # Prompts differ by far more than the two servers do.
+    slow = [(number, 50.0 + 20 * number) for number in range(12)]
+    (pair,) = put_beside(load_of([(n, speed * 1.03) for n, speed in slow]), load_of(slow)).pairs
+    assert (pair.users, pair.rounds, pair.speed.verdict) == (users, 12, "faster")
+    assert pair.speed.ratio == pytest.approx(1.03)
+    assert (pair.first, pair.second) == (pytest.approx(160 * 1.03), 160)
+
+
 def test_texts_are_compared_by_their_digests():
     def with_texts(*digests):
         answers = {f"p{number}": digest for number, digest in enumerate(digests)}
