@@ -20,7 +20,7 @@ def diagnose(
     ] = None,
     *,
     unit: Annotated[
-        str | None, typer.Option("--unit", metavar="NAME", help="Read the journal of this systemd unit.")
+        str | None, typer.Option("--unit", metavar="NAME", help="Read the journal of this service or unit.")
     ] = None,
     trial: Annotated[
         int | None, typer.Option("--trial", metavar="N", help="Read the log of this trial of a study.")

@@ -16,10 +16,12 @@ from dflash_deploy.serving_env.patches.operations import mend, unfinished
 from dflash_deploy.serving_env.patches.tree import Tree
 from dflash_deploy.serving_env.patches.verdict import Verdict, VerdictKind, examine
 from dflash_deploy.watch.places import address, record_places, unit_places
+from dflash_deploy.watch.recorded import recorded
 from dflash_deploy.watch.units import UnitState
 
 _HOST, _PORT = "127.0.0.1", 30000
 _RESTARTS = 3
+_GONE = "is not there any more"
 _HEAD_PATCH = "nvfp4-lm-head"
 
 
@@ -43,17 +45,35 @@ def units(subject: Subject) -> Answer | None:
     """Services of this tool run, or were stopped on purpose."""
     if shutil.which("systemctl") is None:
         return None
-    return judge_units(subject.units())
+    found = subject.units()
+    answer = judge_units(found)
+    if answer.status is not Status.PASS:
+        return answer
+    known = {unit: known.stale for unit in found if (known := recorded(unit)) is not None}
+    gone = {unit: lost for unit, stale in known.items() if (lost := [one for one in stale if _GONE in one])}
+    if gone:
+        return warned(
+            "; ".join(f"{unit.name}: {', '.join(lost)}" for unit, lost in gone.items()),
+            "; ".join(
+                f"put it back, or install anew: dflash-deploy service show {one.service}" for one in gone
+            ),
+            "what its generation was installed with",
+        )
+    return answer
 
 
 def judge_units(found: tuple[UnitState, ...]) -> Answer:
     """What the states of services mean."""
     if not found:
         return passed("no service is installed")
-    broken = [unit for unit in found if unit.active == "failed"]
+    broken = [unit for unit in found if unit.active == "failed" or unit.sub == "auto-restart"]
     restless = [unit for unit in found if unit.restarts >= _RESTARTS and unit not in broken]
     if broken or restless:
-        told = [f"{unit.name} failed ({unit.result})" for unit in broken]
+        told = [
+            f"{unit.name} {'failed' if unit.active == 'failed' else 'is started again and again'} "
+            f"({unit.result})"
+            for unit in broken
+        ]
         told += [f"{unit.name} was restarted {unit.restarts} times" for unit in restless]
         fixes = [f"dflash-deploy diagnose --unit {unit.name}" for unit in (*broken, *restless)]
         return (failed if broken else warned)("; ".join(told), "; ".join(fixes), "systemctl show")

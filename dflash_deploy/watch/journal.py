@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from io import BufferedIOBase
 from typing import cast
 
+from dflash_deploy.deploy.unit import UNIT_PREFIX
 from dflash_deploy.errors import DeployError, ExitCode
 
 _NAME = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")
@@ -30,10 +31,14 @@ def unit_log(unit: str) -> Iterator[BufferedIOBase]:
             fix="give the log as a file, or pipe it: … | dflash-deploy diagnose -",
             exit_code=ExitCode.MISSING,
         )
-    name = unit if "." in unit else f"{unit}.service"
-    if not _NAME.fullmatch(name) or name.startswith("-"):
+    names = [unit] if "." in unit else [f"{unit}.service"]
+    if not _NAME.fullmatch(names[-1]) or unit.startswith("-"):
         raise DeployError(f"{unit!r} is no name of a unit", exit_code=ExitCode.USAGE)
-    manager = next((manager for manager in ("system", "user") if _logged(manager, name)), None)
+    if "." not in unit and not unit.startswith(UNIT_PREFIX):
+        # A service's own name is enough.
+        names.insert(0, f"{UNIT_PREFIX}{unit}.service")
+    places = ((manager, name) for name in names for manager in ("system", "user"))
+    manager, name = next((place for place in places if _logged(*place)), (None, names[0]))
     if manager is None:
         raise DeployError(
             f"the journal holds nothing of {name} that may be read here",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dflash_deploy.server.temp_dir import make_temp_dir
 from dflash_deploy.serving_env.patches.description import load_patch
 from dflash_deploy.serving_env.patches.operations import apply
 from dflash_deploy.serving_env.patches.tree import find_tree
+from dflash_deploy.watch.recorded import Recorded
 from dflash_deploy.watch.units import UnitState
 from tests.serving_env.patches.trees import DFLASH, FIXED, METHOD, install
 
@@ -65,8 +67,10 @@ def test_a_port_that_an_own_server_uses_is_no_trouble(listener: socket.socket, t
     assert "a server of this tool" in answer.text
 
 
-def unit(active: str = "active", *, restarts: int = 0, result: str = "success") -> UnitState:
-    return UnitState("dflash-sglang-a.service", "system", active, "running", result, True, restarts, None)
+def unit(
+    active: str = "active", *, sub: str = "running", restarts: int = 0, result: str = "success"
+) -> UnitState:
+    return UnitState("dflash-sglang-a.service", "system", active, sub, result, True, restarts, None)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +80,7 @@ def unit(active: str = "active", *, restarts: int = 0, result: str = "success") 
         ((unit(),), Status.PASS),
         ((unit("inactive"),), Status.PASS),
         ((unit(), unit("failed", result="exit-code")), Status.FAIL),
+        ((unit("activating", sub="auto-restart", result="exit-code"),), Status.FAIL),
         ((unit(restarts=7),), Status.WARN),
     ],
 )
@@ -93,6 +98,20 @@ def test_without_systemd_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     answer = checks.units(subject(units=(unit("failed", result="timeout"),)))
     assert answer is not None
     assert answer.status is Status.FAIL
+
+
+def test_a_service_whose_environment_is_gone_while_it_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/systemctl")
+    stale = ("SGLang is not there any more: the next start will fail", "the draft model has changed")
+    monkeypatch.setattr(checks, "recorded", lambda _: Recorded(1, simulated=False, stale=stale))
+    answer = checks.units(subject(units=(unit(),)))
+    assert answer is not None
+    assert answer.status is Status.WARN
+    assert answer.text == f"dflash-sglang-a.service: {stale[0]}"
+    monkeypatch.setattr(checks, "recorded", lambda _: Recorded(1, simulated=False, stale=stale[1:]))
+    answer = checks.units(subject(units=(unit(),)))
+    assert answer is not None
+    assert answer.status is Status.PASS
 
 
 def record(
