@@ -391,7 +391,8 @@ def test_two_files_side_by_side(tmp_path):
     ended = tool("compare", a, b)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(
-        "bench, one user, tokens/s a user: 104.0 and 101.0: the first is faster than the second by 3.0 % (95 % interval "
+        "bench, one user, tokens/s a user: 104.0 and 101.0: "
+        "the first is faster than the second by 3.0 % (95 % interval "
     )
     ended = tool("compare", a, other)
     assert ended.returncode == ExitCode.INVALID_INPUT
