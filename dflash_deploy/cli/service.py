@@ -194,7 +194,11 @@ def list_services(*, system: _System = True, json: _Json = False) -> None:
         typer.echo(dumps({"schema_version": 1, "services": found}, indent=2))
         return
     if not found:
-        typer.echo(f"No service of {'the machine' if system else 'your own'} is installed.")
+        typer.echo(
+            "No service of the machine is installed (your own: --user)."
+            if system
+            else "No service of your own is installed."
+        )
     for one in found:
         typer.echo("\n".join(_summary_lines(one)))
 
