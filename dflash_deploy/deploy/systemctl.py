@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.machine import system
 
 _ASK_S = 30.0
 # Longer than any TimeoutStartSec or TimeoutStopSec of ours: systemd itself ends what takes too long.
@@ -38,15 +39,21 @@ class Systemd:
         done = self.run(["show", "--property=Version"], _ASK_S)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-            mine = self.manager == "user"
             raise DeployError(
-                f"the {'user' if mine else 'machine'}'s systemd cannot be asked: {said}",
-                fix="log in as that user (by ssh or at the console, not by su or sudo); or: sudo loginctl "
-                "enable-linger $USER, then export XDG_RUNTIME_DIR=/run/user/$(id -u)"
-                if mine
-                else "run it on a machine that systemd runs; elsewhere: dflash-deploy emit --format shell",
+                f"the {'user' if self.manager == 'user' else 'machine'}'s systemd cannot be asked: {said}",
+                fix=self._how_to_ask(),
                 exit_code=ExitCode.UNAVAILABLE,
             )
+
+    def _how_to_ask(self) -> str:
+        if system.systemd_runs() and self.manager == "user":
+            return (
+                "log in as that user (by ssh or at the console, not by su or sudo); or: sudo loginctl "
+                "enable-linger $USER, then export XDG_RUNTIME_DIR=/run/user/$(id -u)"
+            )
+        if not system.systemd_runs() and system.wsl() is not None:
+            return f"{system.SYSTEMD_IN_WSL}; without it: dflash-deploy emit --format shell"
+        return "run it on a machine that systemd runs; elsewhere: dflash-deploy emit --format shell"
 
     def reload(self) -> None:
         """Read units again.

@@ -18,6 +18,7 @@ from dflash_deploy.doctor.finding import Answer, failed, passed, unknown, warned
 from dflash_deploy.doctor.gpu import used
 from dflash_deploy.doctor.subject import Subject
 from dflash_deploy.machine.host import Host
+from dflash_deploy.machine.system import SYSTEMD_IN_WSL, systemd_runs
 from dflash_deploy.machine.text import printable
 
 _ENGINE_RAM_MIB = 6 * 1024
@@ -182,6 +183,11 @@ def wsl(subject: Subject) -> Answer | None:
         return warned(
             f"WSL has {host.memory_total_mib:,} MiB of the machine's memory (half, unless told otherwise)",
             _WSL_MEMORY,
+        )
+    if not systemd_runs():
+        return warned(
+            "systemd does not run in this WSL, and `service` needs it (without: emit --format shell)",
+            SYSTEMD_IN_WSL,
         )
     return passed("WSL 2; Windows holds some of the card's memory, which no process list shows")
 

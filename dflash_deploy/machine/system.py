@@ -18,6 +18,8 @@ _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"
 _LONGEST_FILE = 1 << 20
 
+SYSTEMD_IN_WSL = "in /etc/wsl.conf: [boot] systemd=true; then in PowerShell: wsl --shutdown"
+
 
 def wsl(root: Path = _ROOT) -> Literal[1, 2] | None:
     """Version of the Windows Subsystem for Linux that this is, or None."""
@@ -44,6 +46,11 @@ def container(root: Path = _ROOT, environ: Mapping[str, str] | None = None) -> s
     match = re.search(r"kubepods|docker|libpod|lxc", _read(root / "proc/1/cgroup"))
     named = {"kubepods": "kubernetes", "libpod": "podman"}
     return named.get(match[0], match[0]) if match else None
+
+
+def systemd_runs(root: Path = _ROOT) -> bool:
+    """Systemd is the system's manager, and not only installed (``sd_booted(3)``)."""
+    return (root / "run/systemd/system").is_dir()
 
 
 def distribution_id(root: Path = _ROOT) -> str:

@@ -115,6 +115,12 @@ def test_a_guard_of_the_memory_is_told_where_it_would_strike(tmp_path: Path):
 
 def test_windows_subsystem(monkeypatch: pytest.MonkeyPatch):
     assert checks.wsl(subject()) is None
+    monkeypatch.setattr(checks, "systemd_runs", lambda: False)
+    bare = checks.wsl(subject(host=host(wsl=2)))
+    assert bare is not None
+    assert bare.status is Status.WARN
+    assert "systemd=true" in (bare.fix or "")
+    monkeypatch.setattr(checks, "systemd_runs", lambda: True)
     first = checks.wsl(subject(host=host(wsl=1)))
     second = checks.wsl(subject(host=host(wsl=2)))
     small = checks.wsl(subject(host=host(wsl=2, memory_total_mib=8000)))

@@ -18,6 +18,12 @@ def lay(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+def test_systemd_that_is_only_installed_does_not_run(tmp_path: Path):
+    assert not system.systemd_runs(tmp_path)
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert system.systemd_runs(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("release", "version"),
     [
