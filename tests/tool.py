@@ -130,9 +130,8 @@ def _status_of(main: Callable[[], None]) -> int:
         status = 1
     else:
         status = 0
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    # As Python itself does at its end: pools are told that nothing more comes, and threads are waited for.
+    threading._shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     return status
