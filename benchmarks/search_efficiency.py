@@ -35,7 +35,7 @@ from dflash_deploy.profile.load import load_profile
 from dflash_deploy.profile.schema import FlagSetting, Profile
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import shared_flags
-from dflash_deploy.tune.learned import Experience, ran_out
+from dflash_deploy.tune.learned import Experience
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.search import Proposal, Rate, Search, Stop
 from dflash_deploy.tune.select import KNOWN, best_of
@@ -114,7 +114,7 @@ class Played:
 
     @property
     def starved(self) -> int:
-        return sum(ran_out(one) for one in self.records)
+        return sum(one.ran_out for one in self.records)
 
 
 Player = Callable[[Landscape], Played]

@@ -61,7 +61,7 @@ def figures_shown(profile: Profile) -> tuple[Figure, ...]:
 
 def spots(profile: Profile, trials: Sequence[TrialRecord]) -> tuple[Spot, ...]:
     """Every trial that was measured to the end and answered rightly."""
-    held = {trial.number for trial in holding(trials)}
+    held = {trial.number for trial in holding(profile, trials)}
     found = [
         Spot(
             trial.number,

@@ -24,6 +24,7 @@ from dflash_deploy.profile.schema import Profile
 from dflash_deploy.tune.launching import method_of, values, variables
 from dflash_deploy.tune.records import Predicted, TrialRecord
 from dflash_deploy.tune.space import Settings
+from dflash_deploy.tune.steady import Growth, growth_of
 
 _Task = TypeVar("_Task", bound=str)
 
@@ -90,6 +91,7 @@ class Forecaster:
         terms: as logs of this card corrected them, None for the usual ones.
         boots: how many logs that were.
         drafts: of the terms, those that belong to a draft, by each method that a log was seen of.
+        growths: what proofs told of the memory that long use takes beyond a measurement.
     """
 
     profile: Profile
@@ -99,6 +101,7 @@ class Forecaster:
     terms: Terms | None = None
     boots: int = 0
     drafts: Mapping[Method, _DraftTerms] = field(default_factory=dict)
+    growths: tuple[Growth, ...] = ()
 
     def forecast(self, flags: Settings) -> Forecast:
         """Judge a configuration without launching it."""
@@ -139,7 +142,8 @@ class Forecaster:
         if budget is None:
             return None
         doubt_mib = self._doubt_mib(flags)
-        chance = self._fitting(budget, doubt_mib)
+        grown_mib = max((growth.of(flags) for growth in self.growths), default=0.0)
+        chance = self._fitting(budget, grown_mib, doubt_mib)
         if chance >= _NO_CHANCE:
             # What hangs on steps, and not on a peak: asked again with less memory, and with more.
             wary = self._holds(self._plan(flags, self.other_mib + doubt_mib))
@@ -165,13 +169,13 @@ class Forecaster:
         """Standard deviation of a predicted peak."""
         return _SURE_MIB if method_of(self.profile, flags) in self.drafts else _UNSURE_MIB
 
-    def _fitting(self, budget: Budget, doubt_mib: float) -> float:
+    def _fitting(self, budget: Budget, grown_mib: float, doubt_mib: float) -> float:
         free = self.profile.objective.constraints.get("free_vram_mib")
         slack = budget.headroom_mib
         if free is not None and free.min is not None:
             # The driver's own part counts as free to the tools that the limit is held against.
             slack = min(slack, budget.total_mib - budget.predicted_peak_mib - free.min)
-        return 0.5 * (1 + math.erf(slack / doubt_mib / math.sqrt(2)))
+        return 0.5 * (1 + math.erf((slack - grown_mib) / doubt_mib / math.sqrt(2)))
 
     def _holds(self, budget: Budget | None) -> bool:
         workload = self.profile.workload
@@ -220,6 +224,11 @@ class Forecaster:
         """The same with what the log of a trial's server teaches, if it does."""
         lesson = self.lesson(record)
         return self if lesson is None else self.corrected(lesson.terms, method_of(self.profile, record.flags))
+
+    def grown(self, record: TrialRecord) -> Forecaster:
+        """The same with what a proof tells of long use, if it is one."""
+        growth = growth_of(record)
+        return self if growth is None else replace(self, growths=(*self.growths, growth))
 
     def corrected(self, terms: Terms, method: Method | None = None, *, boots: int = 1) -> Forecaster:
         """The same with the terms that some more logs taught.

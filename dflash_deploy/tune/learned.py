@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.profile.schema import FlagSetting
 from dflash_deploy.tune.feasible import Forecaster, Prospect
 from dflash_deploy.tune.records import TrialRecord
 from dflash_deploy.tune.space import Settings, Space
+from dflash_deploy.tune.steady import kind_of
 
 HUNGRY = frozenset(
     {
@@ -43,6 +44,7 @@ class Experience:
         starved: settings of those that ran out of memory.
         headroom_mib: the plan's for the roomiest of them, and what a limit on free memory wanted beyond;
             ``ready_mib`` for those that lost a graph.
+        proven_mib: what that limit wanted in proofs, by kind of configuration.
         context: the plan's for the largest that could not be sized.
         failed: starts that ended early, by flag and value, where no start with it has come up.
     """
@@ -50,6 +52,7 @@ class Experience:
     space: Space
     starved: tuple[Mapping[str, FlagSetting], ...] = ()
     headroom_mib: float | None = None
+    proven_mib: Mapping[Hashable, float] = field(default_factory=dict)
     ready_mib: float | None = None
     context: int | None = None
     failed: Mapping[tuple[str, int], int] | None = None
@@ -59,6 +62,7 @@ class Experience:
         """What these trials teach, held against the plan as it is now."""
         starved: list[Mapping[str, FlagSetting]] = []
         headrooms: list[float] = []
+        proven: dict[Hashable, float] = {}
         readies: list[float] = []
         contexts: list[int] = []
         failed: Counter[tuple[str, int]] = Counter()
@@ -73,14 +77,19 @@ class Experience:
                 readies.append(prospect.ready_mib)
             lacking = _lacking_mib(record, forecaster)
             if prospect is not None and lacking is not None:
-                headrooms.append(prospect.headroom_mib + lacking - _STEP_MIB)
+                enough = prospect.headroom_mib + lacking - _STEP_MIB
+                if record.proof is None:
+                    headrooms.append(enough)
+                else:
+                    kind = kind_of(record.flags)
+                    proven[kind] = max(enough, proven.get(kind, enough))
             if record.outcome not in ("failed", "unstable"):
                 continue
-            if stage in _EARLY and not ran_out(record):
+            if stage in _EARLY and not record.ran_out:
                 failed.update(values)
             elif stage is Stage.SIZING and prospect is not None:
                 contexts.append(prospect.context)
-            elif ran_out(record):
+            elif record.ran_out:
                 starved.append(record.flags)
                 if prospect is not None:
                     headrooms.append(prospect.headroom_mib)
@@ -88,6 +97,7 @@ class Experience:
             space,
             tuple(starved),
             max(headrooms, default=None),
+            proven,
             max(readies, default=None),
             max(contexts, default=None),
             {value: times for value, times in failed.items() if value not in came_up},
@@ -105,6 +115,7 @@ class Experience:
             return chance * min((self._relief(settings, one) for one in self.starved), default=1.0)
         below = (
             (prospect.headroom_mib, self.headroom_mib),
+            (prospect.headroom_mib, self.proven_mib.get(kind_of(settings))),
             (prospect.ready_mib, self.ready_mib),
         )
         if any(known is not None and own <= known + _STEP_MIB for own, known in below):
@@ -135,14 +146,6 @@ class Experience:
             if _more(than.get(dimension.flag), settings.get(dimension.flag)):
                 relief += 2 * abs(own - other) / len(dimension.values)
         return min(relief, 1.0)
-
-
-def ran_out(record: TrialRecord) -> bool:
-    """It failed for want of memory."""
-    if record.outcome not in ("failed", "unstable"):
-        return False
-    named = record.cause is not None and record.cause.id.startswith("oom-")
-    return named or "out of memory" in (record.reason or "").casefold()
 
 
 def _lacking_mib(record: TrialRecord, forecaster: Forecaster) -> float | None:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dflash_deploy.engine.sglang.command import Method
 from dflash_deploy.machine.cards import load_card
 from dflash_deploy.profile.schema import METHOD, FlagSetting, Goal
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.gain import NOISE, gain
-from dflash_deploy.tune.launching import searched_methods, shared_flags
+from dflash_deploy.tune.launching import draft_flags, method_of, searched_methods, shared_flags
 from dflash_deploy.tune.records import StudyRecord, TrialRecord
 from dflash_deploy.tune.space import Settings, key_of, tidy
 
@@ -151,7 +152,18 @@ def _of_other_methods(best: TrialRecord, trials: Sequence[TrialRecord], judge: J
         elif tried:
             yield f"with {method}: {tried[0].reason or tried[0].outcome} (trial {tried[0].number})"
         else:
-            yield f"{method} was not tried"
+            refusal = _refusal(best.flags, method, judge.forecaster)
+            yield f"{method} was not tried" + (f": {refusal} (predicted)" if refusal else "")
+
+
+def _refusal(flags: Settings, method: Method, forecaster: Forecaster) -> str | None:
+    """What the plan has against the same configuration with another way to make draft tokens."""
+    profile = forecaster.profile
+    own = draft_flags(profile, method_of(profile, flags), simulated=True)
+    kept = {flag: value for flag, value in flags.items() if flag not in own}
+    return forecaster.forecast(
+        {**kept, **draft_flags(profile, method, simulated=True), METHOD: method}
+    ).refusal
 
 
 def _compared(flag: str, best: TrialRecord, trials: Sequence[TrialRecord], goal: Goal) -> str | None:

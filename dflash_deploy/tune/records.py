@@ -170,6 +170,14 @@ class TrialRecord(_Record):
         """A server was started for it."""
         return bool(self.argv)
 
+    @property
+    def ran_out(self) -> bool:
+        """It failed for want of memory."""
+        if self.outcome not in ("failed", "unstable"):
+            return False
+        named = self.cause is not None and self.cause.id.startswith("oom-")
+        return named or "out of memory" in (self.reason or "").casefold()
+
 
 class StudyRecord(_Record):
     """What was asked and where. ``simulated`` holds for every figure of the study."""

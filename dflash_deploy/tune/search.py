@@ -163,6 +163,7 @@ class Search:
         """A trial has ended; one that was interrupted says nothing."""
         if record.outcome != "interrupted":
             self.records.append(record)
+            self.forecaster = self.forecaster.grown(record)
 
     def ask(self, pending: Sequence[Settings] = ()) -> Proposal | Stop:
         """What to launch next.

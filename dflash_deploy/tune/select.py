@@ -11,6 +11,7 @@ from dflash_deploy.tune.gain import NOISE, better_by, gain
 from dflash_deploy.tune.limits import LESS_IS_BETTER, objective_value
 from dflash_deploy.tune.records import StudyRecord, TrialRecord
 from dflash_deploy.tune.space import key_of
+from dflash_deploy.tune.steady import Growth, growth_of, kind_of
 
 KNOWN = "known:"
 
@@ -35,7 +36,7 @@ def best_of(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | No
     started again are compared by what they came to then.
     """
     trials = list(trials)
-    held = holding(trials)
+    held = holding(profile, trials)
     favourite = _favourite(profile, held)
     if favourite is None:
         return None
@@ -61,7 +62,7 @@ def again_of(profile: Profile, trials: Iterable[TrialRecord]) -> Mapping[int, Tr
     trials = list(trials)
     goal = profile.objective.optimize
     found = {}
-    for trial in holding(trials):
+    for trial in holding(profile, trials):
         proof = proof_of(trial, trials)
         if proof is not None and proof.feasible and gain(proof, trial, goal) is not None:
             found[trial.number] = proof
@@ -75,7 +76,7 @@ def doubtful(profile: Profile, trials: Iterable[TrialRecord]) -> TrialRecord | N
     said of it is told most.
     """
     trials = list(trials)
-    held = holding(trials)
+    held = holding(profile, trials)
     goal = profile.objective.optimize
     best, again = _favourite(profile, held), again_of(profile, trials)
     if best is None or best.number not in again or len(again) > _MOST_AGAIN:
@@ -129,7 +130,7 @@ def front_of(profile: Profile, trials: Iterable[TrialRecord]) -> list[int]:
         return []
     users = profile.workload.users
     points = []
-    for trial in holding(list(trials)):
+    for trial in holding(profile, list(trials)):
         if trial.measured is None or trial.boot is None:
             continue
         values = [objective_value(goal, trial.measured, trial.boot, users) for goal in goals]
@@ -152,12 +153,13 @@ def proof_of(trial: TrialRecord, trials: Iterable[TrialRecord]) -> TrialRecord |
     return proofs[-1] if proofs else None
 
 
-def holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def holding(profile: Profile, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Those that can be the best: they kept every limit, and nothing says that they would not hold."""
     fell = [one for one in trials if one.proves is not None and _fell(one)]
     failed = {key_of(one.flags) for one in fell}
-    # What had no more memory free than one that then had too little of it would go the same way.
-    tight = min((_used_mib(one) for one in fell if _starved(one)), default=math.inf)
+    limit = profile.objective.constraints.get("free_vram_mib")
+    least_mib = (limit.min if limit else None) or 0.0
+    starved = [growth for one in fell if _starved(one, least_mib) and (growth := growth_of(one)) is not None]
     return [
         trial
         for trial in trials
@@ -165,24 +167,24 @@ def holding(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
         and trial.objective is not None
         and trial.proves is None
         and key_of(trial.flags) not in failed
-        and _used_mib(trial) < tight
+        and not any(_goes_the_same_way(trial, growth, least_mib) for growth in starved)
     ]
 
 
-def _starved(proof: TrialRecord) -> bool:
+def _starved(proof: TrialRecord, least_mib: float) -> bool:
     """It had enough memory while it was measured, and too little for all that was promised."""
-    told = proof.measured is not None and proof.measured.vram_used_mib is not None
-    return (
-        proof.outcome != "bad-output"
-        and told
-        and proof.proof is not None
-        and proof.proof.free_mib is not None
-    )
+    free = proof.proof.free_mib if proof.proof else None
+    return proof.ran_out or (proof.outcome != "bad-output" and free is not None and free < least_mib)
 
 
-def _used_mib(trial: TrialRecord) -> float:
-    used = trial.measured.vram_used_mib if trial.measured else None
-    return -math.inf if used is None else used
+def _goes_the_same_way(trial: TrialRecord, growth: Growth, least_mib: float) -> bool:
+    """It would come to as much memory as what then had too little of it, or leave less than is wanted."""
+    measured = trial.measured
+    if measured is None or measured.vram_used_mib is None or kind_of(trial.flags) != growth.kind:
+        return False
+    peak = measured.vram_used_mib + growth.of(trial.flags)
+    total = math.inf if measured.vram_total_mib is None else measured.vram_total_mib
+    return peak >= growth.peak_mib or peak > total - least_mib
 
 
 def _fell(proof: TrialRecord) -> bool:

@@ -347,18 +347,21 @@ def repeated(study: StudyRecord, trials: Sequence[TrialRecord], best: TrialRecor
 def repeated_line(found: Gain, goal: Goal) -> str:
     """The same in words."""
     if not changed(found):
-        return f"started again, it was as good as the first time ({gain_interval(found)})"
+        return f"started again, it was as good as the first time ({_interval(found, goal)})"
     return (
         f"started again, it was {_WORDS[goal][found.median < 0]} by {abs(found.median):.1%} "
-        f"({gain_interval(found)}): the machine changed meanwhile, so trials of different times compare badly"
+        f"({_interval(found, goal)}): the machine changed meanwhile, "
+        "so trials of different times compare badly"
     )
 
 
 def versus(found: Gain, name: str, goal: Goal) -> str:
     """``faster than NAME by 3.1% (95% interval +2.0% to +4.2%)``, or that the two cannot be told apart."""
     if not found.distinguishable and found.low is not None:
-        return f"indistinguishable from {name} ({gain_interval(found)})"
-    return f"{_WORDS[goal][found.median < 0]} than {name} by {abs(found.median):.1%} ({gain_interval(found)})"
+        return f"indistinguishable from {name} ({_interval(found, goal)})"
+    return (
+        f"{_WORDS[goal][found.median < 0]} than {name} by {abs(found.median):.1%} ({_interval(found, goal)})"
+    )
 
 
 _WORDS: dict[Goal, tuple[str, str]] = {
@@ -369,12 +372,12 @@ _WORDS: dict[Goal, tuple[str, str]] = {
 }
 
 
-def gain_interval(found: Gain) -> str:
+def _interval(found: Gain, goal: Goal) -> str:
     """Where the true difference lies."""
+    if goal == "context_tokens":
+        return "counted, not timed"
     if found.low is None or found.high is None:
         return "in the only round, which tells no interval"
-    if found.low == found.high:
-        return "counted, not timed"
     # Rounded before the sign is told, for there is no -0.0 %.
     low, high = (round(bound, 3) + 0.0 for bound in (found.low, found.high))
     return f"{CONFIDENCE:.0%} interval {low:+.1%} to {high:+.1%}"

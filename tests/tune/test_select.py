@@ -6,7 +6,7 @@ from dflash_deploy.tune.gain import gain, interval_of, spread_of
 from dflash_deploy.tune.records import Exam, Proof
 from dflash_deploy.tune.select import best_trial
 
-from .samples import measurement, study, trial
+from .samples import boot, measurement, study, trial
 
 STUDY = study()
 
@@ -93,27 +93,69 @@ def test_the_interval_of_a_figure_is_that_of_the_statistics_and_not_the_range():
     assert interval_of(trial(1, (100.0,)), "total_tokens_per_s") is None
 
 
-@pytest.mark.parametrize(("outcome", "left"), [("bad-output", 1), ("infeasible", None)])
-def test_wrong_answers_put_one_configuration_out_and_too_little_memory_all_that_take_as_much(outcome, left):
-    exam = Exam(asked=22, right=3, missed={}, faults=("x: y",), repeated=3, repeated_same=3, refused=0)
-    proof = Proof(
-        seconds=9.0,
-        answer_tokens=64,
-        context_tokens=1000,
-        promised_tokens=1000,
-        free_mib=100,
-        kv_tokens=4000,
-        exam=exam if outcome == "bad-output" else None,
-        problem="x: y",
-    )
-    used = measurement((100.0,), vram_used_mib=30_000)
-    better, other = {"max-running-requests": 2}, {"max-running-requests": 3}
-    trials = [
-        trial(1, (100.0,), flags=other, measured=used),
-        trial(2, (120.0,), flags=better, measured=used),
-        trial(
-            3, (120.0,), flags=better, measured=used, proves=2, proof=proof, outcome=outcome, feasible=False
-        ),
-    ]
-    best = best_trial(STUDY, trials)
-    assert (best and best.number) == left
+LIMITED = study(
+    objective={"optimize": "total_tokens_per_s", "constraints": {"free_vram_mib": {"min": 500}}},
+    search={"method": {"choices": ["dflash", "mtp"]}, "chunked-prefill-size": {"choices": [512, 4096]}},
+)
+
+
+def soaked(number, speed, used_mib, *, free_mib=None, proves=None, wrong=False, **flags):
+    """A trial on a card of 30,000 MiB; the proof of one, where ``free_mib`` was left under the promise."""
+    flags |= {"mem_fraction_static": used_mib / 30_000}
+    given = {"flags": {name.replace("_", "-"): value for name, value in flags.items()}}
+    chunk = given["flags"].get("chunked-prefill-size")
+    given |= {"measured": measurement((speed,), vram_used_mib=used_mib, vram_total_mib=30_000)}
+    given |= {"boot": boot(chunked_prefill_size=chunk)}
+    if proves is not None:
+        exam = Exam(asked=22, right=3, missed={}, faults=("x: y",), repeated=3, repeated_same=3, refused=0)
+        proof = Proof(
+            seconds=9.0,
+            answer_tokens=64,
+            context_tokens=1000,
+            promised_tokens=1000,
+            free_mib=free_mib,
+            kv_tokens=4000,
+            exam=exam if wrong else None,
+            problem="x: y",
+        )
+        outcome = "bad-output" if wrong else "infeasible"
+        given |= {"proves": proves, "proof": proof, "outcome": outcome, "feasible": False}
+    return trial(number, (speed,), **given)
+
+
+def left(*trials):
+    best = best_trial(LIMITED, trials)
+    return best.number if best else None
+
+
+@pytest.mark.parametrize(("wrong", "number"), [(True, 1), (False, None)])
+def test_wrong_answers_put_one_configuration_out_and_too_little_memory_all_that_take_as_much(wrong, number):
+    other = soaked(1, 100.0, 29_000, max_running_requests=3)
+    best = soaked(2, 120.0, 29_000, max_running_requests=2)
+    proof = soaked(3, 120.0, 29_000, max_running_requests=2, proves=2, free_mib=100, wrong=wrong)
+    assert left(other, best, proof) == number
+
+
+def test_what_long_use_takes_is_forecast_for_what_is_alike():
+    # 29,300 MiB while it was measured and 29,800 in long use: 500 more, with chunks of 4096.
+    best = soaked(1, 140.0, 29_300, method="mtp", chunked_prefill_size=4096)
+    proof = soaked(2, 140.0, 29_300, method="mtp", chunked_prefill_size=4096, proves=1, free_mib=200)
+    less = soaked(3, 130.0, 29_100, method="mtp", chunked_prefill_size=4096)
+    assert left(best, proof, less) is None, "it took less, and 29,600 of 29,500 would come of it"
+    little = soaked(4, 130.0, 28_900, method="mtp", chunked_prefill_size=4096)
+    assert left(best, proof, little) == 4
+    small_chunks = soaked(5, 130.0, 29_400, method="mtp", chunked_prefill_size=512)
+    assert left(best, proof, small_chunks) == 5, "its prompts come in pieces of an eighth"
+    other_method = soaked(6, 130.0, 29_400, method="dflash", chunked_prefill_size=4096)
+    assert left(best, proof, other_method) == 6, "its own proof will tell"
+    again = soaked(7, 130.0, 29_400, method="dflash", chunked_prefill_size=4096, proves=6, free_mib=400)
+    assert left(best, proof, other_method, again, little) == 4
+
+
+def test_a_server_that_died_of_something_else_with_memory_to_spare_puts_out_its_own_configuration_alone():
+    best = soaked(1, 140.0, 29_300, max_running_requests=2)
+    died = soaked(2, 140.0, 29_300, max_running_requests=2, proves=1, free_mib=600)
+    other = soaked(3, 130.0, 29_300, max_running_requests=3)
+    assert left(best, died, other) == 3
+    starved = died.model_copy(update={"outcome": "unstable", "reason": "died: CUDA out of memory"})
+    assert left(best, starved, other) is None

@@ -5,8 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from dflash_deploy.bench.measurement import Measurement
+from dflash_deploy.tune.gain import gain
 from dflash_deploy.tune.records import Predicted
-from dflash_deploy.tune.summary import Baseline, Best, Summary, Trial, lines, summarize
+from dflash_deploy.tune.summary import Baseline, Best, Summary, Trial, lines, repeated_line, summarize
 
 from .samples import study, trial
 
@@ -98,3 +99,10 @@ def test_every_key_is_documented():
     keys = {name for model in models for name in model.model_fields}
     keys |= {field.name for field in fields(Measurement)}
     assert keys <= known, keys - known
+
+
+def test_a_figure_that_is_the_same_to_the_last_digit_was_timed_all_the_same():
+    quick, again = trial(1, (100.0, 101.0)), trial(2, (100.0, 101.0))
+    found = gain(again, quick, "total_tokens_per_s")
+    assert repeated_line(found, "total_tokens_per_s").endswith("(95% interval +0.0% to +0.0%)")
+    assert repeated_line(found, "context_tokens").endswith("(counted, not timed)")
