@@ -20,6 +20,7 @@ from typing import IO, Self
 
 from dflash_deploy.engine.boot import BootRecord, Stage
 from dflash_deploy.engine.launch import Launch
+from dflash_deploy.engine.sglang import http
 from dflash_deploy.engine.sglang.bootlog import Progress
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.server import processes
@@ -161,6 +162,8 @@ class Server:
         end_orphans()
         _require_program(self._launch)
         require_free(self._launch.host, self._launch.port)
+        # Not within the time that the start is told to take.
+        http.load()
         self._state = State.STARTING
         try:
             outcome = wait_until_ready(

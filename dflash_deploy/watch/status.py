@@ -170,6 +170,7 @@ def gather(places: Sequence[Place], *, timeout_s: float, keep: bool = False) -> 
 def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
     if place.base_url is None or not _listens(place.base_url):
         return _not_listening(place)
+    http.load()
     pid = place.pid or _listener(place.base_url)
     healthy = http.healthy(place.base_url, timeout_s=timeout_s, api_key=place.api_key)
     if not healthy and not (place.unit and place.unit.active == "activating"):

@@ -77,6 +77,13 @@ class ServerInfo:
     simulator: SimulatorInfo | None = None
 
 
+def load() -> None:
+    """Load what asking needs, a fifth of a second: before a time is taken, or a deadline set."""
+    import asyncio  # noqa: F401, PLC0415
+
+    import httpx  # noqa: F401, PLC0415
+
+
 def healthy(base_url: str, *, timeout_s: float, api_key: str | None = None) -> bool:
     """The server generated a token for its health check; that takes it a second at least."""
     return health_status(base_url, timeout_s=timeout_s, api_key=api_key) == 200
@@ -166,7 +173,7 @@ def _ask(
     """Status and body; no status where the server was not reached, took too long, or sent too much."""
     if timeout_s <= 0:
         return None, b""
-    # Together a fifth of a second, for whoever asks; the values above are read without a server, too.
+    # For whoever asks (see ``load``); the values above are read without a server, too.
     import asyncio  # noqa: PLC0415
 
     import httpx  # noqa: PLC0415

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from dflash_deploy import paths
+from dflash_deploy.engine.sglang import http
 from dflash_deploy.engine.sglang.http import SimulatorInfo
 from dflash_deploy.machine.gpu import Gpu, GpuReading, read_gpus
 from dflash_deploy.machine.text import printable
@@ -53,6 +54,8 @@ def examine(place: Place, *, timeout_s: float, limits: Limits | None = None) -> 
         timeout_s: for all of it together.
         limits: what it is held against.
     """
+    if place.base_url is not None:
+        http.load()
     began = time.monotonic()
     held = limits or Limits()
     unit = place.unit
