@@ -101,6 +101,7 @@ def _answer(channel: socket.socket) -> None:
         # Those run within SGLang's interpreter, and that one as a program.
         if ".inside" not in module.name and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    _load_the_late()
     gc.freeze()
     channel.send(_READY)
     while True:
@@ -117,6 +118,17 @@ def _answer(channel: socket.socket) -> None:
         channel.send(b"%d" % child)
         _, status = os.waitpid(child, 0)
         channel.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+
+def _load_the_late() -> None:
+    """What libraries load only when the first storage is opened and the first question asked."""
+    import optuna
+
+    optuna.logging.disable_default_handler()
+    optuna.create_study(storage="sqlite://")
+    optuna.logging.enable_default_handler()
+    for name in ("anyio._backends._asyncio", "h11", "httpcore", "numpy.random", "stringprep"):
+        importlib.import_module(name)
 
 
 def _status_of(main: Callable[[], None]) -> int:
