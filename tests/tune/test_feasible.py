@@ -8,9 +8,10 @@ from dflash_deploy.profile.load import load_profile
 from dflash_deploy.simulator.virtual import Ask, run_virtual
 from dflash_deploy.tune.feasible import Forecaster
 from dflash_deploy.tune.launching import model_flags, shared_flags, values
+from dflash_deploy.tune.records import Proof
 from dflash_deploy.tune.space import space_of
 
-from .samples import measurement, trial
+from .samples import boot, measurement, trial
 
 
 def forecast(name, memory_mib=32607, **changes):
@@ -156,3 +157,28 @@ def test_a_refusal_is_certain_where_the_engines_own_arithmetic_is():
     assert certain.certain
     likely = {"max-mamba-cache-size": 24, "max-total-tokens": 24576, "mem-fraction-static": 0.99}
     assert not forecast("rtx5090-four-users", **likely).certain
+
+
+def test_what_long_use_took_in_a_proof_is_expected_of_what_is_alike():
+    profile = load_profile("rtx5090-four-users")
+    flags = {**model_flags(profile, simulated=True), **profile.flags, **profile.known[0].flags}
+    plain = Forecaster(profile, "0.5.23", 32607)
+    measured = measurement((100.0,), vram_used_mib=30_000, vram_total_mib=32_607)
+    proof = Proof(
+        seconds=1.0,
+        answer_tokens=64,
+        context_tokens=64,
+        promised_tokens=64,
+        free_mib=600,
+        kv_tokens=None,
+        problem=None,
+    )
+    chunk = {"chunked-prefill-size": 2048}
+    told = trial(1, (100.0,), flags=flags | chunk, measured=measured, proof=proof, proves=1)
+    knowing = plain.grown(told.model_copy(update={"boot": boot(chunked_prefill_size=2048)}))
+    assert knowing.prospect(flags | chunk).chance < 0.5 * plain.prospect(flags | chunk).chance
+    small = flags | {"chunked-prefill-size": 128}
+    assert knowing.prospect(small).chance > knowing.prospect(flags | chunk).chance
+    other = flags | {"method": "mtp"}
+    assert knowing.prospect(other) == plain.prospect(other)
+    assert plain.grown(trial(2, (100.0,), flags=flags)) is plain

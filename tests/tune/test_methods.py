@@ -10,11 +10,12 @@ from dflash_deploy.deploy import configuration
 from dflash_deploy.deploy.formats import render
 from dflash_deploy.profile.load import load_profile
 from dflash_deploy.tune.launching import shared_flags
+from dflash_deploy.tune.reasons import reasons_of
 from dflash_deploy.tune.records import trial_folder, write_record
 from dflash_deploy.tune.space import space_of
 
 from .conftest import PROFILE
-from .samples import study, trial
+from .samples import measurement, study, trial
 
 EXPANDABLE = "expandable_segments:True"
 
@@ -142,3 +143,18 @@ def test_a_study_keeps_its_baseline_and_takes_no_other(tool):
     ended = tool.run("tune", "--resume", "s", "--baseline", "default")
     assert ended.code == 2
     assert "a study keeps its profile" in ended.err
+
+
+def test_a_method_that_was_not_tried_says_what_the_plan_has_against_it(tool):
+    content = yaml.safe_load(PROFILE)
+    content["search"] = {"method": {"choices": ["dflash", "none"]}}
+    content["flags"] |= {"mem-fraction-static": 0.92}
+    content["known"] = []
+    tool.profile.write_text(yaml.safe_dump(content))
+    asked = study().model_copy(update={"profile": load_profile(str(tool.profile))})
+    flags = {**shared_flags(asked.profile, simulated=True), **content["flags"], "method": "none"}
+    measured = measurement((100.0, 101.0), vram_total_mib=32607)
+    best = trial(1, (100.0, 101.0), flags=flags, measured=measured)
+    why = reasons_of(asked, best, [best])["method"]
+    assert why.startswith("dflash was not tried: the plan ends at sizing: ")
+    assert why.endswith("(predicted)")
