@@ -9,7 +9,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -24,7 +24,7 @@ _CONNECT_AHEAD_S = 0.05
 """A request at a given moment opens its connection so long before."""
 
 _MOST_FAILURES = 20
-"""One after the other, and a closed loop ends: the server is not to be stormed, nor a person kept waiting."""
+"""One after the other, and a load ends: the server is not to be stormed, nor a person kept waiting."""
 
 _AFTER_FAILURE_S = 0.1
 
@@ -180,7 +180,7 @@ class Player:
         name: str = "",
         on_answer: Callable[[RequestResult], None] = lambda _: None,
     ) -> list[RequestResult]:
-        """A request at each of these moments, however many are still being answered.
+        """A request at each of these moments, however many are still being answered, as long as any is.
 
         Args:
             arrivals_s: seconds of the clock from now on, in order.
@@ -189,21 +189,32 @@ class Player:
         """
         begun = time.perf_counter() + _CONNECT_AHEAD_S
 
-        async def one(number: int, due: float) -> RequestResult:
-            await asyncio.sleep(due - _CONNECT_AHEAD_S - time.perf_counter())
+        in_vain = asyncio.Event()
+        failed = 0
+
+        async def one(number: int, due: float) -> RequestResult | None:
+            nonlocal failed
+            with suppress(TimeoutError):
+                async with asyncio.timeout(due - _CONNECT_AHEAD_S - time.perf_counter()):
+                    await in_vain.wait()
+            if in_vain.is_set():
+                return None
             question = await self._prepare(reader, self.load.prompt(number, f"{name}{number}"))
             await asyncio.sleep(due - time.perf_counter())
             late_s = max(0.0, time.perf_counter() - due)
             result = (await self._ask(question, number, waited_s=late_s)).by_our_clock
             on_answer(result)
+            # One that is busy may be what the load is to show.
+            failed = failed + 1 if result.error and result.error_kind != "busy" else 0
+            if failed >= _MOST_FAILURES:
+                in_vain.set()
             return result
 
         with Reader() as reader, no_collections():
-            return list(
-                await asyncio.gather(
-                    *(one(number, begun + arrival_s) for number, arrival_s in enumerate(arrivals_s))
-                )
+            results = await asyncio.gather(
+                *(one(number, begun + arrival_s) for number, arrival_s in enumerate(arrivals_s))
             )
+        return [result for result in results if result is not None]
 
     async def _prepare(self, reader: Reader, prompt: Prompt, *, together: str | None = None) -> Question:
         load = self.load

@@ -101,8 +101,7 @@ def real_launcher(profile: Profile, python: Path | None, *, host: str, port: int
         raise DeployError(
             "no interpreter is given that SGLang is installed in",
             fix="dflash-deploy env create sglang-0.5.23, then dflash-deploy env use sglang-0.5.23; "
-            "or dflash-deploy tune … --python /path/to/venv/bin/python "
-            "(or try without a GPU: dflash-deploy tune --simulate rtx-5090)",
+            "or add --python /path/to/venv/bin/python (or try without a GPU: --simulate rtx-5090)",
             exit_code=ExitCode.MISSING,
         )
     installation = inspect(interpreter, env=profile.env)

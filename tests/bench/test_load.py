@@ -70,6 +70,15 @@ def test_an_open_loop_does_not_wait_for_answers():
     assert all(result.waited_s >= 0 for result in results)
 
 
+def test_an_open_loop_ends_when_nothing_is_answered():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    moments = [0.001 * number for number in range(40)] + [3600.0]
+    results = asyncio.run(player(f"http://127.0.0.1:{port}").open(moments))
+    assert 20 <= len(results) <= 40
+    assert {result.error_kind for result in results} == {"unreachable"}
+
+
 def test_arrivals_come_at_the_rate_and_a_seed_gives_the_same_ones():
     moments = poisson(5.0, 4000, seed=3)
     assert moments == poisson(5.0, 4000, seed=3) != poisson(5.0, 4000, seed=4)
