@@ -27,7 +27,25 @@ def escape_refuses(text: str) -> bool:
 
 @given(st.lists(_TEXT))
 @example(
-    ["", ";", "a;b", "%n", "%%", "$HOME", "${HOME}", "$$", "\\", "\\\\n", '"', "'", " ", "#", "--x=", "-"]
+    [
+        "",
+        ";",
+        " ; ",
+        "a;b",
+        "%n",
+        "%%",
+        "$HOME",
+        "${HOME}",
+        "$$",
+        "\\",
+        "\\\\n",
+        '"',
+        "'",
+        " ",
+        "#",
+        "--x=",
+        "-",
+    ]
 )
 def test_a_command_is_read_back_as_it_was(arguments: list[str]):
     unit = f"[Service]\nExecStart={escape.command_line('/bin/x', arguments)}\nNext=1\n"
