@@ -21,7 +21,7 @@ from .conftest import RealSglang
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2400)]
 
 STUDY = "real-lane"
-TRIALS = 5
+TRIALS = 4
 """The last one is the proof of the best: started again, and used up to all that was promised."""
 THOROUGH = ("--trials", str(TRIALS), "--least-gain", "0")
 PATIENCE_S = 900
