@@ -93,7 +93,7 @@ def test_a_detached_study_is_stopped_and_one_that_cannot_begin_says_why(tool):
 
 @pytest.mark.slow
 def test_on_a_terminal_the_table_is_shown_again(tool):
-    assert tool.run(*plain(tool, "--trials", "3", "--name", "s", "--detach", scale=20)).code == 0
+    assert tool.run(*plain(tool, "--trials", "3", "--name", "s", "--detach", scale=6)).code == 0
     wait_for(lambda: 1 in tool.trials("s"))
     text = tool.on_terminal("tune", "--attach").out
     for word in ("s (simulated)", "hand-tuned", "best so far", "launch 2 of at most 3", "left (predicted"):
