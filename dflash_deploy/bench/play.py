@@ -316,8 +316,8 @@ class _Play:
         if longest is not None and wanted + protocol.output_tokens + _ROOM_TOKENS > longest:
             self._note(f"the context of {longest:,} tokens has no room for a prompt of {wanted:,}")
             return False
-        label = f"{wanted} tokens" if users == 1 else f"{_users(users)}, {wanted} tokens"
-        self._tell(f"{label}: making prompts of that length")
+        whose = "" if users == 1 else f"{_users(users)}, "
+        self._tell(f"{whose}{wanted} tokens: making prompts of that length")
         requests = users * protocol.rounds
         bases = self._prompts(requests)
         prompts = []
@@ -331,7 +331,7 @@ class _Play:
                 )
                 return False
             prompts.append(one)
-        self._tell(label)
+        self._tell(f"{whose}{wanted} tokens")
         player = self._player([one.prompt for one in prompts])
         player.load = replace(player.load, salt=None)
         results = asyncio.run(player.closed(users, requests=requests))
@@ -340,8 +340,7 @@ class _Play:
             return False
         counted = [one.prompt_tokens for one in results if one.prompt_tokens]
         tokens = min(counted if counter.by_asking and counted else [one.tokens for one in prompts])
-        label = f"{tokens} tokens" if users == 1 else f"{_users(users)}, {tokens} tokens"
-        self._add(label, users, results, prompt_tokens=tokens)
+        self._add(f"{whose}{tokens} tokens", users, results, prompt_tokens=tokens)
         return self.stopped is None
 
     def _note(self, words: str) -> None:
