@@ -189,7 +189,7 @@ def run_one(
             missing = degradation(started.boot, record.users)
             if missing and run.outcome == "served":
                 run = run.model_copy(update={"notes": [*run.notes, missing]})
-            if not server.alive:
+            if not server.survives():
                 words = server.boot.failure.message if server.boot and server.boot.failure else "it died"
                 run = run.model_copy(update={"outcome": "unstable", "reason": words})
         tell("stopping")

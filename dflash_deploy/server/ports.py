@@ -67,10 +67,15 @@ def free_port(host: str) -> int:
         ) from error
 
 
+def listens(host: str, port: int) -> bool:
+    """Whether anyone keeps a server from listening on ``host:port``."""
+    error = _bind_error(host, port)
+    return error is not None and error.errno == errno.EADDRINUSE
+
+
 def holder_of(host: str, port: int) -> str | None:
     """Who keeps a server from listening on ``host:port``, in words; None if nobody does."""
-    error = _bind_error(host, port)
-    return _holder(port)[1] if error is not None and error.errno == errno.EADDRINUSE else None
+    return _holder(port)[1] if listens(host, port) else None
 
 
 def _bind_error(host: str, port: int) -> OSError | None:

@@ -28,7 +28,7 @@ from dflash_deploy.server.deadlines import Deadlines
 from dflash_deploy.server.log import ServerLog
 from dflash_deploy.server.orphans import end_orphans
 from dflash_deploy.server.outcome import NotServed, Served, StartOutcome, StopReport
-from dflash_deploy.server.ports import holder_of, require_free
+from dflash_deploy.server.ports import holder_of, listens, require_free
 from dflash_deploy.server.processes import TOKEN_VARIABLE, Identity
 from dflash_deploy.server.readiness import wait_until_ready
 from dflash_deploy.server.records import ServerRecord, remove_record, write_record
@@ -140,6 +140,23 @@ class Server:
     def alive(self) -> bool:
         """The main process runs. False while new and when ended."""
         return self._process is not None and self.exit_status is None
+
+    def survives(self, within_s: float = _SETTLE_S) -> bool:
+        """Whether it goes on serving, to be asked after a load.
+
+        A process that ends closes its sockets first, and is gone only when the memory of its card is given
+        back: clients see it fail while it still seems to run. So one that no longer listens, or whose log
+        tells of a fatal error, gets ``within_s`` to end before it counts as running.
+        """
+        deadline = time.monotonic() + within_s
+        while self.alive:
+            failed = self._log is not None and self._log.boot.failure is not None
+            if not failed and listens(self._launch.host, self._launch.port):
+                return True
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(_POLL_S)
+        return False
 
     @property
     def log_problem(self) -> DeployError | None:

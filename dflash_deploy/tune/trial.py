@@ -121,10 +121,10 @@ def run_trial(
             load = _Load(profile, launch, gauge, on_stage)
             measured = load.measure()
             telemetry = load.telemetry
-            verdict = judge(profile, boot, measured, alive=server.alive, last_words=_last_words(server))
+            verdict = judge(profile, boot, measured, alive=server.survives(), last_words=_last_words(server))
             if verdict.outcome == "served" and promise is not None:
                 proof = load.prove(promise, boot)
-                verdict = _proven(verdict, proof, alive=server.alive, last_words=_last_words(server))
+                verdict = _proven(verdict, proof, alive=server.survives(), last_words=_last_words(server))
             elif verdict.measured is not None:
                 levels = load.levels(boot)
         on_stage("stopping")

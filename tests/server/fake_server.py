@@ -21,6 +21,7 @@ TROUBLES = (
     "lost-port",
     "ignore-sigterm",
     "fail-later",
+    "slow-death",
     "family",
     "megabytes",
     "odd-bytes",
@@ -85,6 +86,8 @@ def main() -> None:
     parser.add_argument("--shared-memory", type=Path, default=Path("/dev/shm"))  # noqa: S108
     options = parser.parse_args()
     trouble = options.trouble
+    if trouble == "slow-death":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 
     signal.signal(
         signal.SIGTERM,
@@ -152,6 +155,14 @@ def main() -> None:
     if trouble == "fail-later":
         time.sleep(2)
         out_of_memory()
+    if trouble == "slow-death":
+        # As a server whose card's memory has to be given back before the process is gone.
+        signal.sigwait([signal.SIGUSR1])
+        server.shutdown()
+        server.server_close()
+        signal.sigwait([signal.SIGUSR1])
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
     while True:
         if trouble == "print-for-ever":
             os.write(2, b"Decode batch " + b"." * 1000 + b"\n")

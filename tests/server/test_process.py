@@ -101,6 +101,18 @@ class TestServing:
             with pytest.raises(RuntimeError, match="starts once"):
                 server.start()
 
+    def test_one_that_is_still_ending_does_not_survive(self, launch, tmp_path):
+        wanted = launch("slow-death")
+        with Server(wanted, tmp_path / "run") as server:
+            server.start()
+            assert server.survives()
+            os.kill(server.pid, signal.SIGUSR1)
+            wait_until(lambda: not listening(wanted.port), "a closed port")
+            assert server.survives(within_s=0.2), "it does not listen, and does not end either"
+            os.kill(server.pid, signal.SIGUSR1)
+            assert not server.survives(within_s=60)
+        assert server.exit_status == -signal.SIGKILL
+
     def test_boot_time_is_in_the_servers_own_time(self, launch, tmp_path):
         with Server(launch(time_scale=1000.0), tmp_path / "run") as server:
             outcome = server.start()
