@@ -79,6 +79,8 @@ def changed(name: str, changes: Changes) -> Protocol:
         users=read_levels(changes.users) if changes.users else (1,) if changes.open_loop else protocol.users,
         output_tokens=changes.output_tokens or protocol.output_tokens,
         warm_up=protocol.warm_up if changes.cold is None else changes.cold,
+        # A level that lasts is told by the minute, and an open loop by its requests.
+        passes=1 if changes.seconds or changes.open_loop else protocol.passes,
         duration_s=changes.seconds or (None if changes.rounds else protocol.duration_s),
         tasks=tuple(read_tasks(changes.tasks).items()) if changes.tasks else protocol.tasks,
     )

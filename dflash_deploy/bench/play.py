@@ -237,32 +237,37 @@ class _Play:
                     return
 
     async def _closed(self) -> None:
-        protocol, options = self._protocol, self._options
-        for users in protocol.users:
-            requests = users * protocol.rounds
-            player = self._player(self._prompts(max(requests, 64)))
-            for turn in turns(protocol.warm_up, 0):
-                self._tell(f"{_users(users)}, {turn.label}")
-                played = await player.round(users, f"w{users}-", turn.number)
-                if self._all_failed(turn.label, played.requests):
-                    self._add(turn.label, users, played.requests, cold=True)
+        protocol = self._protocol
+        for number in range(protocol.passes):
+            for users in protocol.users:
+                await self._closed_level(users, number)
+                if self.stopped:
                     return
-            # Kept from answer to answer, so that a load that is cut short leaves what it had.
-            keep = self._answers.append
-            name = f"{users}-"
-            if options.open_loop is not None:
-                # However many are waiting at once.
-                self._begin_level(options.open_loop, 0)
-                await player.open(self._arrivals(requests), name=name, on_answer=keep)
-            else:
-                self._begin_level(_users(users), users)
-                limit = None if protocol.duration_s is not None else requests
-                await player.closed(
-                    users, requests=limit, duration_s=protocol.duration_s, name=name, on_answer=keep
-                )
-            self.end_level()
-            if self.stopped:
+
+    async def _closed_level(self, users: int, number: int) -> None:
+        protocol, options = self._protocol, self._options
+        requests = users * protocol.rounds
+        player = self._player(self._prompts(max(requests, 64)))
+        for turn in turns(protocol.warm_up, 0) if number == 0 else ():
+            self._tell(f"{_users(users)}, {turn.label}")
+            played = await player.round(users, f"w{users}-", turn.number)
+            if self._all_failed(turn.label, played.requests):
+                self._add(turn.label, users, played.requests, cold=True)
                 return
+        # Kept from answer to answer, so that a load that is cut short leaves what it had.
+        keep = self._answers.append
+        name = f"{number}-{users}-"
+        if options.open_loop is not None:
+            # However many are waiting at once.
+            self._begin_level(options.open_loop, 0)
+            await player.open(self._arrivals(requests), name=name, on_answer=keep)
+        else:
+            self._begin_level(_users(users), users)
+            limit = None if protocol.duration_s is not None else requests
+            await player.closed(
+                users, requests=limit, duration_s=protocol.duration_s, name=name, on_answer=keep
+            )
+        self.end_level()
 
     def _arrivals(self, requests: int) -> Sequence[float]:
         options, duration_s = self._options, self._protocol.duration_s

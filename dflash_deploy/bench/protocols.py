@@ -28,6 +28,7 @@ class Protocol:
         warm_up: unmeasured rounds before a level (of ``rounds`` they are shown, marked cold).
         rounds: measured ones; of ``closed``: requests of each user.
         duration_s: of ``closed``: ends the level in place of ``rounds``.
+        passes: of ``closed``: how often its levels are gone through, so that each has several figures.
         prompt_tokens: lengths of ``ladder``, those longer than the context left out.
         tasks: what is asked, by weight.
     """
@@ -40,6 +41,7 @@ class Protocol:
     warm_up: int = 1
     rounds: int = 1
     duration_s: float | None = None
+    passes: int = 1
     prompt_tokens: tuple[int, ...] = ()
     tasks: tuple[tuple[Task, float], ...] = (("instruction", 1.0),)
 
@@ -70,11 +72,12 @@ PROTOCOLS = MappingProxyType(
             ),
             Protocol(
                 "throughput",
-                "more and more users, each asking again at once: where the total stops growing",
+                "more and more users, each asking again at once, thrice: where the total stops growing",
                 "closed",
                 users=(1, 2, 4, 8, 16),
                 output_tokens=256,
                 rounds=4,
+                passes=3,
                 tasks=(("instruction", 1.0), ("code", 1.0), ("math", 1.0), ("prose", 1.0)),
             ),
             Protocol(

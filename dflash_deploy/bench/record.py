@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
 
 from dflash_deploy import __version__
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.measurement import LoadFigures, Quantiles, RequestResult
-from dflash_deploy.bench.play import ProtocolResult
+from dflash_deploy.bench.play import Level, ProtocolResult
 from dflash_deploy.bench.protocols import Options, Protocol, prompts_of
 from dflash_deploy.bench.quality.agreement import Agreement
 from dflash_deploy.bench.quality.exam import Examination, Kind, Mode, Score
@@ -115,33 +114,41 @@ def failures_of(requests: Sequence[RequestResult]) -> tuple[Failure, ...]:
 
 
 def _loads(played: ProtocolResult) -> list[LoadRows]:
-    """Rounds of one number of users belong together; every other level stands for itself."""
-    found: list[LoadRows] = []
-    listed = not _too_many(played)
-    for users, levels in groupby(played.levels, key=lambda level: level.users):
-        known = [level for level in levels if level.figures.ttft_s is not None]
-        rows = [
-            round_row(level.label, level.requests if listed else (), level.figures, counts=not level.cold)
-            for level in known
-        ]
-        if played.protocol.shape == "rounds":
-            counted = [one for level in known if not level.cold for one in level.requests]
-            tails = tails_of(LoadFigures.of(counted)) if counted else {}
-            found += [LoadRows(users=users, rounds=rows, tails=tails)] if rows else []
-            continue
-        found += [
-            LoadRows(
-                users=users,
-                label=level.label,
-                window=level.window,
-                rounds=[row],
-                tails=tails_of(level.figures),
-                prompt_tokens=level.prompt_tokens,
-                prefill_tokens_per_s=level.prefill_tokens_per_s,
-            )
-            for level, row in zip(known, rows, strict=True)
-        ]
-    return found
+    """Rounds of one number of users belong together, and so do the times that one level was played."""
+    in_rounds, listed = played.protocol.shape == "rounds", not _too_many(played)
+    loads: dict[tuple[int, str | None], list[Level]] = {}
+    for level in played.levels:
+        if level.figures.ttft_s is not None:
+            loads.setdefault((level.users, None if in_rounds else level.label), []).append(level)
+    return [_load_rows(label, levels, listed=listed) for (_, label), levels in loads.items()]
+
+
+def _load_rows(label: str | None, levels: Sequence[Level], *, listed: bool) -> LoadRows:
+    names = [
+        level.label if label is None or number == 1 else f"{label}, round {number}"
+        for number, level in enumerate(levels, 1)
+    ]
+    counted = [level for level in levels if not level.cold]
+    figures = (
+        counted[0].figures
+        if len(counted) == 1
+        else LoadFigures.of([one for level in counted for one in level.requests])
+        if counted
+        else None
+    )
+    first = levels[0]
+    return LoadRows(
+        users=first.users,
+        label=label,
+        window=first.window,
+        rounds=[
+            round_row(name, level.requests if listed else (), level.figures, counts=not level.cold)
+            for name, level in zip(names, levels, strict=True)
+        ],
+        tails=tails_of(figures),
+        prompt_tokens=first.prompt_tokens,
+        prefill_tokens_per_s=first.prefill_tokens_per_s,
+    )
 
 
 def _too_many(played: ProtocolResult) -> bool:

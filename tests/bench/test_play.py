@@ -47,12 +47,14 @@ def test_four_users_have_a_cold_and_a_warm_round_with_a_row_each():
 def test_no_prompt_is_asked_twice_at_any_level():
     with serving(Script(wait_s=0.005)) as (url, seen):
         result = run_protocol(
-            Endpoint(url), quick("throughput", users=(1, 3), rounds=2), Options(prompts=[ask("Hm?")])
+            Endpoint(url),
+            quick("throughput", users=(1, 3), rounds=2, passes=2),
+            Options(prompts=[ask("Hm?")]),
         )
     prompts = [body["messages"][0]["content"] for body in seen.bodies]
-    assert len(set(prompts)) == len(prompts) == 1 + 2 + 3 + 6
-    assert [level.label for level in result.levels] == ["1 user", "3 users"]
-    assert [level.figures.requests for level in result.levels] == [2, 6]
+    assert len(set(prompts)) == len(prompts) == 1 + 2 + 3 + 6 + 2 + 6, "warmed up once"
+    assert [level.label for level in result.levels] == ["1 user", "3 users"] * 2
+    assert [level.figures.requests for level in result.levels] == [2, 6, 2, 6]
 
 
 def test_a_workload_about_caches_is_asked_as_it_is_and_says_so():

@@ -377,10 +377,28 @@ def test_more_requests_than_a_file_holds_are_not_listed(monkeypatch):
         protocol = changed("throughput", Changes(users="2", rounds=2, output_tokens=44))
         (run,) = bench(Endpoint(url), protocol).runs
     (load,) = run.loads
-    assert load.rounds[0].users == []
+    assert [one.users for one in load.rounds] == [[], [], []]
     assert load.rounds[0].tokens_per_s > 0
     assert not load.window
     assert any("not listed one by one" in note for note in run.notes)
+
+
+def test_a_level_that_was_played_again_has_as_many_rounds(tmp_path):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for wait_s, out in zip((0.001, 0.02), files, strict=True):
+        with serving(replace(SOUND, wait_s=wait_s)) as (url, _):
+            protocol = changed("throughput", Changes(users="1,2", rounds=1, cold=0, output_tokens=44))
+            write_result(out, bench(Endpoint(url), protocol))
+    (run,) = read_result(files[0]).runs
+    assert [(load.users, load.label) for load in run.loads] == [(1, "1 user"), (2, "2 users")]
+    assert [one.name for one in run.loads[1].rounds] == ["2 users", "2 users, round 2", "2 users, round 3"]
+    assert all(load.tails["ttft_s"].median > 0 for load in run.loads)
+    ended = tool("compare", *files, "--json")
+    assert ended.returncode == 0, ended.stderr
+    one, two = json.loads(ended.stdout)["pairs"]
+    assert (one["users"], two["users"], two["rounds"]) == (1, 2, 3)
+    assert two["ratio"] > 1
+    assert two["low"] > 0, "so many rounds tell a spread"
 
 
 def test_two_files_side_by_side(tmp_path):
@@ -459,6 +477,8 @@ def test_protocols_keep_their_names_as_long_as_they_ask_the_same():
     other = changed("throughput", Changes(users="2,3", seconds=5, tasks="code"))
     assert (other.name, other.users, other.duration_s) == ("throughput (changed)", (2, 3), 5)
     assert changed("soak", Changes(rounds=2)).duration_s is None
+    assert changed("throughput", Changes(rounds=2)).passes > 1
+    assert other.passes == changed("throughput", Changes(open_loop=True)).passes == 1
     for wrong in (("magic", Changes()), ("write-up-single", Changes(seconds=1))):
         with pytest.raises(DeployError):
             changed(*wrong)
