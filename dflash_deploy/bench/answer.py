@@ -110,7 +110,9 @@ class Answer:
                     return False
         try:
             for data in self._reader.feed(piece):
-                self._event(data, piece, now)
+                # What follows the end is no part of the answer, in whatever packets it comes.
+                if not self.done:
+                    self._event(data, piece, now)
         except TooLongError as error:
             raise Failure("broken", f"broken stream: {error}") from None
         except RecursionError:
@@ -120,7 +122,7 @@ class Answer:
         return self.done
 
     def _event(self, data: bytes, piece: bytes, now: float) -> None:
-        if data == _DONE:
+        if data.strip() == _DONE:
             self.done = True
             return
         try:

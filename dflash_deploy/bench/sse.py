@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
+
 MAX_EVENT_BYTES = 1 << 20
 """Longest line and longest event that is read; a chunk of a chat answer is a few hundred bytes."""
 
@@ -20,6 +22,8 @@ class EventReader:
         self._tail = b""
         self._data: list[bytes] = []
         self._size = 0
+        self._begun = False
+        self._after_return = False
 
     @property
     def between_events(self) -> bool:
@@ -39,7 +43,7 @@ class EventReader:
             and piece.startswith(b"data: ")
             and piece.endswith(b"\n\n")
             and piece.find(b"\n") == len(piece) - 2
-            and piece[-3] != 13
+            and b"\r" not in piece
             and len(piece) <= MAX_EVENT_BYTES
         ):
             return [piece[6:-2]]
@@ -47,12 +51,20 @@ class EventReader:
 
     def _feed_lines(self, piece: bytes) -> list[bytes]:
         events: list[bytes] = []
+        # A line ends with a line feed, a carriage return or both, and the feed may come with the next piece.
+        if self._after_return:
+            piece = piece.removeprefix(b"\n")
+        self._after_return = piece.endswith(b"\r")
+        if b"\r" in piece:
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = (self._tail + piece).split(b"\n")
         self._tail = lines.pop()
+        if lines and not self._begun:
+            lines[0] = lines[0].removeprefix(BOM_UTF8)
+            self._begun = True
         if len(self._tail) > MAX_EVENT_BYTES:
             raise TooLongError("a line without an end")
-        for ended in lines:
-            line = ended.removesuffix(b"\r")
+        for line in lines:
             if not line:
                 if self._data:
                     events.append(b"\n".join(self._data))

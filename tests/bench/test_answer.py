@@ -178,3 +178,10 @@ def test_events_nested_however_deeply_raise_nothing_else(levels):
             Answer().take(b"data: " + text.encode() + b"\n\n", 0.0)
         except Failure as failure:
             assert failure.kind in {"broken", "server"}
+
+
+def test_what_follows_the_end_is_no_part_of_the_answer():
+    answer = Answer()
+    last = piece(event({"content": "a"})) + b"data:  [DONE] \n\n"
+    assert answer.take(last + piece({"choices": [], "usage": {"completion_tokens": 9}}) + b"data: x\n\n", 0.0)
+    assert (answer.pieces, answer.output_tokens) == (["a"], None)

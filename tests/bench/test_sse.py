@@ -11,15 +11,23 @@ payload = st.binary(max_size=60).filter(lambda b: b and b"\n" not in b and b"\r"
 
 @settings(deadline=None)
 @given(
-    events=st.lists(payload, max_size=8), cuts=st.lists(st.integers(0, 400), max_size=8), crlf=st.booleans()
+    events=st.lists(payload, max_size=8),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+    end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    mark=st.sampled_from([b"", b"\xef\xbb\xbf"]),
 )
-def test_events_come_out_whole_however_the_bytes_are_cut(events, cuts, crlf):
-    end = b"\r\n" if crlf else b"\n"
-    stream = b"".join(b": comment" + end + b"event: x" + end + b"data: " + e + end + end for e in events)
+def test_events_come_out_whole_however_the_bytes_are_cut(events, cuts, end, mark):
+    stream = mark + b"".join(b": comment" + end + b"event: x" + end + b"data: " + e + end + end for e in events)
     places = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
     reader = EventReader()
     pieces = [stream[a:b] for a, b in pairwise(places)]
     assert [data for piece in pieces for data in reader.feed(piece)] == events
+
+
+def test_the_first_event_may_follow_a_mark_and_no_event_waits_for_a_line_feed():
+    reader = EventReader()
+    assert [reader.feed(one) for one in (b"\xef\xbb\xbfdata: a\r\n\r", b"\ndata: b\r\r")] == [[b"a"], [b"b"]]
+    assert reader.between_events
 
 
 def test_data_of_several_lines_is_one_event():
