@@ -17,7 +17,8 @@ payload = st.binary(max_size=60).filter(lambda b: b and b"\n" not in b and b"\r"
     mark=st.sampled_from([b"", b"\xef\xbb\xbf"]),
 )
 def test_events_come_out_whole_however_the_bytes_are_cut(events, cuts, end, mark):
-    stream = mark + b"".join(b": comment" + end + b"event: x" + end + b"data: " + e + end + end for e in events)
+    lines = (line for e in events for line in (b": comment", b"event: x", b"data: " + e, b""))
+    stream = mark + b"".join(line + end for line in lines)
     places = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
     reader = EventReader()
     pieces = [stream[a:b] for a, b in pairwise(places)]
