@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from threading import RLock
@@ -176,13 +177,13 @@ class Server:
         """
         if self._state is not State.NEW:
             raise RuntimeError(f"a server starts once; this one is {self._state}")
-        end_orphans()
-        _require_program(self._launch)
-        require_free(self._launch.host, self._launch.port)
-        # Not within the time that the start is told to take.
-        http.load()
         self._state = State.STARTING
         try:
+            end_orphans()
+            _require_program(self._launch)
+            require_free(self._launch.host, self._launch.port)
+            # Not within the time that the start is told to take.
+            http.load()
             outcome = wait_until_ready(
                 self._launch,
                 self._spawn(),
@@ -196,10 +197,10 @@ class Server:
                     self._state = State.SERVING
                     self._note_family()
         except BaseException:
-            self.stop(grace_s=0)
+            self._give_up()
             raise
         if isinstance(outcome, NotServed):
-            self.stop(grace_s=0)
+            self._give_up()
             if self.log_problem:
                 raise self.log_problem
         return outcome
@@ -244,6 +245,14 @@ class Server:
         self.stop(0 if error else GRACE_S)
         if error is None and self.log_problem:
             raise self.log_problem
+
+    def _give_up(self) -> None:
+        """End a start, also one that was stopped by somebody before its process came."""
+        stopped = self._state is not State.STARTING
+        report = self.stop(grace_s=0)
+        if stopped:
+            leftovers = self._clean_up()
+            self._report = replace(report, exit_status=self.exit_status, leftovers=leftovers)
 
     def _spawn(self) -> ServerLog:
         """Write the record, then start the process, so that no moment leaves a server unknown."""

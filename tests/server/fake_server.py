@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--shared-memory", type=Path, default=Path("/dev/shm"))  # noqa: S108
     options = parser.parse_args()
     trouble = options.trouble
-    if trouble == "slow-death":
+    if trouble in ("fail-later", "slow-death"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 
     signal.signal(
@@ -153,7 +153,7 @@ def main() -> None:
     Thread(target=server.serve_forever, daemon=True).start()
     say("The server is fired up and ready to roll!")
     if trouble == "fail-later":
-        time.sleep(2)
+        signal.sigwait([signal.SIGUSR1])
         out_of_memory()
     if trouble == "slow-death":
         # As a server whose card's memory has to be given back before the process is gone.

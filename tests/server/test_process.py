@@ -15,16 +15,21 @@ import pytest
 from dflash_deploy.engine.boot import Stage
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.server import process
 from dflash_deploy.server.deadlines import Deadlines
 from dflash_deploy.server.outcome import NotServed, Served
 from dflash_deploy.server.process import Server, State
 from tests.server.conftest import TOOL
 
 SHORT = Deadlines(imports_s=60, load_s=2, health_s=2, linger_s=1, least_s=0)
+PATIENT = Deadlines()
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_until(condition, what: str, within_s: float = 60) -> None:
@@ -130,13 +135,13 @@ class TestNotServed:
         return outcome
 
     def test_death_with_a_traceback(self, launch, tmp_path):
-        outcome = self.start(launch("die-loading"), tmp_path / "run")
+        outcome = self.start(launch("die-loading"), tmp_path / "run", PATIENT)
         assert outcome.exit_status == -signal.SIGKILL
         assert "Not enough memory" in outcome.reason
         assert outcome.boot.failure is not None
 
     def test_death_without_a_message_that_is_known(self, launch, tmp_path):
-        outcome = self.start(launch("exit-3"), tmp_path / "run")
+        outcome = self.start(launch("exit-3"), tmp_path / "run", PATIENT)
         assert (outcome.exit_status, outcome.stage) == (3, Stage.LOAD)
         assert "status 3" in outcome.reason
         assert "something went wrong" in outcome.reason
@@ -180,14 +185,18 @@ class TestNotServed:
         program.chmod(0o755)
         wanted = launch()
         outcome = self.start(
-            Launch(argv=(str(program),), host=wanted.host, port=wanted.port), tmp_path / "run"
+            Launch(argv=(str(program),), host=wanted.host, port=wanted.port), tmp_path / "run", PATIENT
         )
         assert outcome.exit_status == 126
         assert "cannot run" in outcome.reason
 
-    def test_stopped_by_another_thread_while_it_starts(self, launch, tmp_path):
+    def test_stopped_by_another_thread_while_it_starts(self, launch, tmp_path, notes):
+        def stop() -> None:
+            wait_until((notes / "pid").exists, "the start")
+            server.stop(grace_s=0)
+
         with Server(launch("silent"), tmp_path / "run") as server:
-            threading.Timer(1.0, server.stop, kwargs={"grace_s": 0}).start()
+            threading.Thread(target=stop).start()
             outcome = server.start()
         assert isinstance(outcome, NotServed)
         assert "stopped while" in outcome.reason
@@ -262,6 +271,7 @@ class TestStop:
     def test_server_that_failed_is_not_waited_for(self, launch, tmp_path):
         with Server(launch("fail-later"), tmp_path / "run") as server:
             assert isinstance(server.start(), Served)
+            os.kill(server.pid, signal.SIGUSR1)
             wait_until(lambda: server.boot.failure, "the failure")
             assert server.alive
             report = server.stop(grace_s=100_000)
@@ -370,14 +380,37 @@ class TestStop:
         assert gone(server.pid)
         assert (server.state, records(state_home)) == (State.ENDED, [])
 
-    def test_stop_from_a_signal_handler_while_it_starts(self, launch, tmp_path, state_home):
+    def test_stop_from_a_signal_handler_while_it_starts(self, launch, tmp_path, notes, state_home):
+        def interrupt() -> None:
+            wait_until((notes / "pid").exists, "the start")
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
         server = Server(launch("silent"), tmp_path / "run")
         signal.signal(signal.SIGALRM, lambda *_: server.stop(grace_s=0) and None)
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        threading.Thread(target=interrupt).start()
         outcome = server.start()
         assert isinstance(outcome, NotServed)
         assert "stopped while" in outcome.reason
         assert gone(server.pid)
+        assert (server.state, records(state_home)) == (State.ENDED, [])
+
+    @pytest.mark.parametrize("step", ["require_free", "write_record"])
+    def test_stop_before_there_is_a_process(self, launch, tmp_path, state_home, monkeypatch, step):
+        """As from a signal handler that comes just then."""
+        take = getattr(process, step)
+
+        def stopped_then(*arguments: object) -> None:
+            server.stop(grace_s=0)
+            take(*arguments)
+
+        monkeypatch.setattr(process, step, stopped_then)
+        server = Server(launch("silent"), tmp_path / "run")
+        outcome = server.start()
+        assert isinstance(outcome, NotServed)
+        assert "stopped while" in outcome.reason
+        assert gone(server.pid)
+        report = server.stop()
+        assert (report.exit_status, report.leftovers) == (-signal.SIGKILL, ())
         assert (server.state, records(state_home)) == (State.ENDED, [])
 
 
