@@ -39,14 +39,20 @@ _ImportS = Annotated[
 
 @app.command("create")
 def create(
-    name: _Name,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the environment [default: sglang-VERSION, or the id of --pin].", show_default=False
+        ),
+    ] = None,
     *,
     pin: Annotated[
         str | None,
         typer.Option(
             metavar="ID|FILE",
             help="What to make it from: an id of profiles/engines, or a file [default: what an environment "
-            "of that name was made from; NAME where that is an id; else sglang-0.5.23].",
+            "of that name was made from; the release that NAME begins with, as sglang-0.5.22 does; else "
+            "sglang-0.5.23].",
             show_default=False,
         ),
     ] = None,
@@ -88,6 +94,7 @@ def create(
 
     sources = {"version": version, "wheel": wheel, "git": git, "path": str(path) if path else None}
     wanted = _pin(name, pin, sources)
+    name = name or _name_of(wanted)
     with _in_order():
         made = make(
             name,
@@ -306,10 +313,9 @@ def remove(
         _say(f"{len(kept)} backup(s) stay; to put one back: dflash-deploy env restore {name}")
 
 
-def _pin(name: str, pin: str | None, sources: dict[str, str | None]) -> EnginePin:
-    from dflash_deploy import catalogue
+def _pin(name: str | None, pin: str | None, sources: dict[str, str | None]) -> EnginePin:
     from dflash_deploy.serving_env.environments import find_environment, read_making
-    from dflash_deploy.serving_env.pins import DEFAULT_PIN, KIND, load_pin, pin_of_source
+    from dflash_deploy.serving_env.pins import load_pin, pin_of_name, pin_of_source
 
     given = {key: value for key, value in sources.items() if value is not None}
     if len(given) + (pin is not None) > 1:
@@ -323,11 +329,23 @@ def _pin(name: str, pin: str | None, sources: dict[str, str | None]) -> EnginePi
         return pin_of_source(kind, source)
     if pin is not None:
         return load_pin(pin)
-    known = find_environment(name)
-    begun = known.record if known is not None else read_making(name)
-    if begun is not None:
-        return begun.pin
-    return load_pin(name if name in catalogue.files(KIND) else DEFAULT_PIN)
+    known = find_environment(name) if name is not None else None
+    begun = known.record if known is not None else read_making(name) if name is not None else None
+    return begun.pin if begun is not None else pin_of_name(name)
+
+
+def _name_of(pin: EnginePin) -> str:
+    from dflash_deploy.serving_env.pins import GIVEN, PACKAGE
+
+    if pin.id != GIVEN:
+        return pin.id
+    if pin.version is not None:
+        return f"{PACKAGE}-{pin.version}"
+    raise DeployError(
+        f"name the environment that is made from this {pin.kind}",
+        fix=f"dflash-deploy env create NAME --{pin.kind} …",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _examined(

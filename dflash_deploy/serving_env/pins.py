@@ -18,9 +18,12 @@ KIND = "engines"
 PACKAGE = "sglang"
 PACKAGE_FOLDER = "python"
 """Where the package lies in SGLang's repository."""
+GIVEN = "command-line"
+"""Id of a pin that is none of a file."""
 
 _VERSION = r"[0-9][0-9A-Za-z.!+_-]{0,80}"
 _REQUIREMENT = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}(\[[A-Za-z0-9,._-]{{1,80}}\])?=={_VERSION}")
+_NAMED = re.compile(rf"{PACKAGE}-([0-9]+\.[0-9a-z.]+)")
 _WHEEL = re.compile(r"[\w.+!-]+\.whl(#sha256=[0-9a-f]{64})?")
 _GIT = re.compile(r"(https|ssh|file)://[^\s@#]*(@[^\s@#/]+/[^\s@#]*)?")
 _URL = re.compile(r"(https|http|file)://[!-~]+")
@@ -200,6 +203,24 @@ def load_pin(name_or_path: str) -> EnginePin:
     return catalogue.load(KIND, name_or_path, EnginePin)
 
 
+def pin_of_name(name: str | None) -> EnginePin:
+    """What an environment is made from of which no more is known than its name.
+
+    A name that begins with a release, such as ``sglang-0.5.22`` or ``sglang-0.5.22-patched``, is made from
+    that one; an id is made from what it says; any other, and None, from the default.
+
+    Raises:
+        DeployError: the pin's file is wrong.
+    """
+    if name in catalogue.files(KIND):
+        return load_pin(name)
+    release = _NAMED.match(name or "")
+    if release is None:
+        return load_pin(DEFAULT_PIN)
+    known = release[0]
+    return load_pin(known) if known in catalogue.files(KIND) else pin_of_source("version", release[1])
+
+
 _FORMS = {
     "version": "--version 0.5.23: a release as PyPI names it",
     "wheel": "--wheel FILE.whl, or an https:// address of one",
@@ -218,7 +239,7 @@ def pin_of_source(kind: str, source: str) -> EnginePin:
     Raises:
         DeployError: it is no such source.
     """
-    given: dict[str, yaml_file.YamlValue] = {"id": "command-line", "summary": "given on the command line"}
+    given: dict[str, yaml_file.YamlValue] = {"id": GIVEN, "summary": "given on the command line"}
     if kind == "git":
         address, _, commit = source.rpartition("@")
         given |= {"git": address, "commit": commit, "subdirectory": PACKAGE_FOLDER}

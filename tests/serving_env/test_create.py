@@ -150,6 +150,20 @@ def test_too_little_disk_is_told_before_anything_is_made(tool: Tool, tmp_path):
     assert list(root().glob("[!.]*")) == []
 
 
+def test_what_is_not_named_is_named_after_its_release(tmp_path, tool: Tool, monkeypatch):
+    """And a name that speaks of a release is never filled with another one."""
+    monkeypatch.setattr("dflash_deploy.serving_env.create.check_disk", lambda *_: None)  # a real one's size
+    named = tool("env", "create", "sglang-0.5.99")
+    assert named.returncode == ExitCode.INVALID_INPUT
+    assert "sglang==0.5.99" in named.stderr
+    made = tool("env", "create", "--version", "0.5.19")
+    assert made.returncode == 0, made.stderr
+    assert Path(made.stdout.strip()).parents[1].name == "sglang-0.5.19"
+    unnamed = tool("env", "create", "--path", tmp_path)
+    assert unnamed.returncode == ExitCode.USAGE
+    assert "env create NAME --path" in unnamed.stderr
+
+
 def test_another_pin_needs_replace_and_the_old_one_can_be_put_back(environment, said):
     with pytest.raises(DeployError, match=r"made from sglang==0\.5\.23"):
         create("main", pin("0.5.19"), say=said.append)

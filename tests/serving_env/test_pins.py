@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dflash_deploy import catalogue
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.serving_env.pins import DEFAULT_PIN, KIND, load_pin, pin_of_source
+from dflash_deploy.serving_env.pins import DEFAULT_PIN, KIND, load_pin, pin_of_name, pin_of_source
 
 COMMIT = "1cf2b8c000000000000000000000000000000000"
 
@@ -137,3 +137,19 @@ def test_any_source_is_a_pin_or_a_message(kind, source):
         assert error.message
     else:
         assert not any(one.startswith("-") for one in pin.requirements())
+
+
+@pytest.mark.parametrize(
+    ("name", "requirements"),
+    [
+        ("sglang-0.5.19", ["sglang==0.5.19", "torch==2.13.0"]),
+        ("sglang-0.5.19-patched", ["sglang==0.5.19", "torch==2.13.0"]),
+        ("sglang-0.5.22", ["sglang==0.5.22"]),
+        ("sglang-0.5.22.post1_try", ["sglang==0.5.22.post1"]),
+        ("sglang-2", ["sglang==0.5.23", "torch==2.14.1"]),
+        ("main", ["sglang==0.5.23", "torch==2.14.1"]),
+        (None, ["sglang==0.5.23", "torch==2.14.1"]),
+    ],
+)
+def test_a_name_that_begins_with_a_release_is_made_from_that_one(name, requirements):
+    assert pin_of_name(name).requirements() == requirements
