@@ -71,7 +71,12 @@ class _Form:
 
 @dataclass
 class Answer:
-    """What has come so far; ``ends_freely`` where no length was asked for."""
+    """What has come so far.
+
+    Attributes:
+        ends_freely: no length was asked for.
+        thought_tokens: of ``output_tokens``, by the server's count; ``thinks_aloud`` where they were shown.
+    """
 
     ends_freely: bool = False
     pieces: list[str] = field(default_factory=list)
@@ -80,6 +85,8 @@ class Answer:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    thought_tokens: int = 0
+    thinks_aloud: bool = False
     spec: Mapping[str, object] = field(default_factory=dict)
     calls: dict[int, list[str]] = field(default_factory=dict)
     finish_reason: str | None = None
@@ -165,6 +172,7 @@ class Answer:
         written = self._calls(calls) if isinstance(calls, list) else ""
         content, *thoughts = (text_of(delta.get(key)) for key in _TEXTS)
         thought = next(filter(None, thoughts), None)
+        self.thinks_aloud = self.thinks_aloud or thought is not None
         return "".join(filter(None, (thought, content, written)))
 
     def _calls(self, calls: list[object]) -> str:
@@ -193,6 +201,10 @@ class Answer:
             details = usage.get("prompt_tokens_details")
             if isinstance(details, dict):
                 self.cached_tokens = _last(count(details.get("cached_tokens")), self.cached_tokens)
+            details = usage.get("completion_tokens_details")
+            # As OpenAI has it, and as SGLang does.
+            told = (details if isinstance(details, dict) else usage).get("reasoning_tokens")
+            self.thought_tokens = count(told) or self.thought_tokens
             self.times = _simulated_times(event.get("simulated")) or self.times
         extension = event.get("sglext")
         spec = extension.get("spec_tokens_details") if isinstance(extension, dict) else None

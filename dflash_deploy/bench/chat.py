@@ -167,6 +167,10 @@ def _result(
 ) -> RequestResult:
     estimated = answer.output_tokens is None
     tokens = len(answer.pieces) if estimated else answer.output_tokens or 0
+    text = "".join(answer.pieces)
+    hidden = 0 if answer.thinks_aloud or "</think>" in text else answer.thought_tokens
+    # A chunk has a token, whatever is said of thoughts.
+    shown = max(len(answer.pieces), tokens - hidden)
     steps = count(answer.spec.get("spec_verify_ct"))
     return RequestResult(
         user=user,
@@ -176,12 +180,13 @@ def _result(
         ttft_s=times.first_s - times.sent_s,
         decode_s=times.last_s - times.first_s,
         total_s=times.ended_s - times.sent_s,
-        text="".join(answer.pieces),
+        text=text,
         chunks=len(answer.pieces),
         error=None if failure is None else failure.reason,
         error_kind=None if failure is None else failure.kind,
         chunk_s=chunk_s,
-        chunk_tokens=_shared_out(tokens, [len(piece) for piece in answer.pieces]),
+        chunk_tokens=_shared_out(shown, [len(piece) for piece in answer.pieces]),
+        hidden_tokens=max(0, tokens - shown),
         tokens_estimated=estimated and failure is None,
         cached_tokens=answer.cached_tokens,
         accept_length=figure(answer.spec.get("spec_accept_length")) if steps else None,
@@ -195,13 +200,15 @@ def _result(
 
 
 def _shared_out(tokens: int, lengths: list[int]) -> tuple[int, ...]:
-    """One token for every chunk, and the others in proportion to the length of its text."""
+    """One token for every chunk, and the others in proportion to what its text is longer than one's."""
     spare = tokens - len(lengths)
     if spare <= 0:
         return (1,) * len(lengths)
-    total, so_far, given = sum(lengths), 0, 0
+    text = sum(lengths)
+    beyond = [max(0, length * tokens - text) for length in lengths]
+    total, so_far, given = sum(beyond), 0, 0
     shares: list[int] = []
-    for length in lengths:
+    for length in beyond:
         so_far += length
         until = spare * so_far // total
         shares.append(1 + until - given)

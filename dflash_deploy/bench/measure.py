@@ -171,7 +171,7 @@ async def _play_all(
 def _failure(played: Round, completed: int) -> NotMeasured | None:
     errors = [f"user {request.user}: {request.error}" for request in played.requests if request.error]
     untimed = [
-        f"user {request.user}: {request.output_tokens} tokens in one chunk: no decode speed to tell"
+        f"user {request.user}: {request.output_tokens} tokens at once: no decode speed to tell"
         for request in played.requests
         if not request.error and request.decode_tokens_per_s is None and request.text
     ]

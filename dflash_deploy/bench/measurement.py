@@ -30,6 +30,13 @@ another status; an answer that is no stream of events; nothing came for long; no
 what came is not the protocol; an error told in the stream; no token count."""
 
 
+_AT_ONCE_S = 2e-4
+"""Chunks nearer to each other are of one step, or out of a buffer."""
+
+_FASTEST_TOKENS_PER_S = 50_000.0
+"""No engine decodes one answer as fast: what seems to be came out of a buffer."""
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A function that the model called, with its arguments as it wrote them."""
@@ -55,7 +62,8 @@ class RequestResult:
         error: why the request failed, or None; then the times are those until it failed.
         error_kind: the same in a word.
         chunk_s: when each chunk with text came, from sending.
-        chunk_tokens: tokens of each, ``output_tokens`` shared out by length of text.
+        chunk_tokens: tokens of each, those that were shown shared out by length of text.
+        hidden_tokens: of ``output_tokens``, thoughts that the server keeps to itself.
         tokens_estimated: the server does not count, so a chunk was taken for a token: the true number is
             this or higher.
         cached_tokens: of the prompt, found in the server's prefix cache; None where it does not say.
@@ -81,6 +89,7 @@ class RequestResult:
     error_kind: ErrorKind | None = None
     chunk_s: tuple[float, ...] = ()
     chunk_tokens: tuple[int, ...] = ()
+    hidden_tokens: int = 0
     tokens_estimated: bool = False
     cached_tokens: int | None = None
     accept_length: float | None = None
@@ -92,18 +101,36 @@ class RequestResult:
     ends_freely: bool = False
 
     @property
+    def arrivals(self) -> Iterator[tuple[float, int]]:
+        """When tokens came, and how many: chunks that come at once are one arrival."""
+        came_s, before_s, so_far = 0.0, 0.0, 0
+        for at_s, tokens in zip(self.chunk_s, self.chunk_tokens, strict=False):
+            if so_far and at_s - before_s >= _AT_ONCE_S:
+                yield came_s, so_far
+                so_far = 0
+            came_s = came_s if so_far else at_s
+            so_far += tokens
+            before_s = at_s
+        if so_far:
+            yield came_s, so_far
+
+    @property
     def token_waits(self) -> Iterator[tuple[float, int]]:
-        """The wait for a token after the first chunk, and for how many: those of a chunk share it."""
-        waits = (later - earlier for earlier, later in pairwise(self.chunk_s))
-        for wait, tokens in zip(waits, self.chunk_tokens[1:], strict=False):
-            yield wait / tokens, tokens
+        """The wait for a token after the first arrival, and for how many: what came at once shares it."""
+        for (earlier_s, _), (later_s, tokens) in pairwise(self.arrivals):
+            yield (later_s - earlier_s) / tokens, tokens
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """(tokens - 1) / decode time; None where it cannot be told (error, one token, no time)."""
-        if self.error or self.output_tokens < 2 or self.decode_s <= 0:
+        """Tokens after the first arrival, over the time that they took.
+
+        None where it cannot be told: an error, one token, no time, or all at once out of a buffer.
+        """
+        if self.error or self.decode_s <= 0:
             return None
-        return (self.output_tokens - 1) / self.decode_s
+        _, at_first = next(self.arrivals, (0.0, 1))
+        speed = (self.output_tokens - self.hidden_tokens - at_first) / self.decode_s
+        return speed if 0 < speed <= _FASTEST_TOKENS_PER_S else None
 
 
 @dataclass(frozen=True)
@@ -183,7 +210,7 @@ class LoadFigures:
         cached_tokens: of the prompts, found in prefix caches; None where the server does not say.
         total_tokens_per_s: output tokens over ``wall_s``.
         user_tokens_per_s: decode speed of one answer, from its first chunk to its last.
-        inter_token_s: over all tokens; those of one chunk share the wait for it.
+        inter_token_s: over all tokens; those that came at once share the wait for them.
         latency_s: from sending to the end of the answer.
         waited_s: from the moment at which a request was due until it was sent.
         accept_length: tokens per verify step over all answers, from their own metadata.

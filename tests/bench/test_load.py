@@ -7,6 +7,7 @@ import ssl
 import statistics
 import subprocess
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -40,7 +41,7 @@ def delta(**parts):
 
 
 def test_users_ask_again_as_soon_as_they_are_answered():
-    with serving(Script(wait_s=0.02)) as (url, seen):
+    with serving(Script(wait_s=0.02, together=3)) as (url, seen):
         results = asyncio.run(player(url).closed(3, requests=10))
     assert len(results) == 10
     assert {result.user for result in results} == {0, 1, 2}
@@ -62,12 +63,14 @@ def test_a_closed_loop_may_end_by_the_clock():
 
 
 def test_an_open_loop_does_not_wait_for_answers():
-    with serving(Script(first_wait_s=0.5, wait_s=0.01)) as (url, seen):
-        results = asyncio.run(player(url).open([0.0, 0.05, 0.1, 0.15]))
+    moments = [0.0, 0.05, 0.1, 0.15]
+    with serving(Script(wait_s=0.01, together=4)) as (url, seen):
+        begun = time.perf_counter()
+        results = asyncio.run(player(url).open(moments))
     assert seen.most == 4
-    sent = [result.sent_s for result in results]
-    assert all(later - earlier >= 0.02 for earlier, later in pairwise(sent))
-    assert all(result.waited_s >= 0 for result in results)
+    for due, result in zip(moments, results, strict=True):
+        assert result.sent_s - begun >= due, "none comes early"
+        assert result.waited_s >= 0
 
 
 def test_an_open_loop_ends_when_nothing_is_answered():
@@ -92,9 +95,10 @@ def test_arrivals_come_at_the_rate_and_a_seed_gives_the_same_ones():
 
 
 def test_tokens_of_a_chunk_share_the_wait_for_it():
-    with serving(Script(pieces=("a", "bbbbbbb", "c"), wait_s=0.2)) as (url, _):
+    usage = {"completion_tokens": 90}
+    with serving(Script(pieces=("a", "b" * 88, "c"), wait_s=0.2, usage=usage)) as (url, _):
         result = one(url)
-    assert sum(result.chunk_tokens) == 9
+    assert sum(result.chunk_tokens) == 90
     assert result.chunk_tokens[1] > result.chunk_tokens[2] >= 1
     waits = list(result.token_waits)
     assert sum(tokens for _, tokens in waits) == sum(result.chunk_tokens[1:])
@@ -108,6 +112,33 @@ def test_every_chunk_has_a_token_and_none_is_lost(tokens, lengths):
     assert all(share >= 1 for share in shares)
     if lengths:
         assert sum(shares) == max(tokens, len(lengths))
+
+
+def test_thoughts_that_come_at_once_have_the_tokens_that_their_length_says():
+    words = [f"a{number:02d} " for number in range(16)]
+    shares = _shared_out(116, [500, *map(len, words)])
+    assert shares == (100, *[1] * 16)
+
+
+@pytest.mark.parametrize(
+    ("usage", "first", "hidden"),
+    [
+        ({"completion_tokens_details": {"reasoning_tokens": 40}}, {"content": "So: "}, 40),
+        ({"reasoning_tokens": 40}, {"content": "So: "}, 40),
+        # Shown, in a field of their own or in the text.
+        ({"reasoning_tokens": 40}, {"reasoning": "Hm. "}, 0),
+        ({"reasoning_tokens": 40}, {"content": "Hm.</think> "}, 0),
+        ({"reasoning_tokens": None}, {"content": "So: "}, 0),
+        ({"reasoning_tokens": 10**9}, {"content": "So: "}, 42),
+    ],
+)
+def test_thoughts_are_hidden_where_they_are_counted_and_not_shown(usage, first, hidden):
+    events = (delta(**first), delta(content="four."))
+    told = {"prompt_tokens": 7, "completion_tokens": 44, **usage}
+    with serving(Script(events=events, wait_s=0.01, usage=told)) as (url, _):
+        result = one(url)
+    assert (result.output_tokens, result.hidden_tokens) == (44, hidden)
+    assert sum(result.chunk_tokens) == 44 - hidden
 
 
 def test_thoughts_and_calls_count_as_well_as_text():

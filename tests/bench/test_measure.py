@@ -26,14 +26,15 @@ def run(url, **given):
 
 
 def test_figures_follow_the_schedule_and_tokens_come_from_usage():
-    # Nine tokens in four chunks: 0.4 s to the first, then 0.6 s to the last. A busy machine delays any of
-    # them, so the bounds are wide, but not as wide as from tokens to chunks.
+    # Nine tokens in four chunks: 0.4 s to the first, then 0.6 s to the last, which a busy machine delays.
     with serving(Script(first_wait_s=0.4, wait_s=0.2)) as (url, _):
         result = run(url)
     assert isinstance(result, Measurement)
     assert result.ttft_s.low >= 0.4
-    assert 8 / 1.2 < result.user_tokens_per_s.median < 8 / 0.3
     assert result.latency_s.low >= 1.0
+    for one in result.per_round:
+        # After the first chunk there come three more, but more than five tokens.
+        assert 5 < one.user_tokens_per_s * (one.latency_s - one.ttft_s) < 9
     assert result.total_tokens_per_s.high <= 9 / 1.0
     assert result.output_tokens == 18
     assert not result.faults
@@ -105,7 +106,7 @@ def test_a_server_in_real_time_is_timed_by_our_clock():
 
 
 def test_all_users_are_served_at_once_and_warm_up_is_left_out():
-    with serving(Script(first_wait_s=0.3, wait_s=0.05)) as (url, seen):
+    with serving(Script(wait_s=0.05, together=4)) as (url, seen):
         result = run(url, users=4, rounds=3, warm_up=2)
     assert seen.most == 4
     assert len(seen.bodies) == 4 * 5
@@ -177,7 +178,7 @@ def test_accept_length_is_asked_once_after_the_load():
         (Script(status="503 Service Unavailable", body=b"loading"), "HTTP 503: loading"),
         (Script(status="400 Bad Request", body=b"x" * 100_000), "HTTP 400: xxx"),
         (Script(status="200 OK", body=b"<html>no stream</html>"), "no stream of events came"),
-        (Script(pieces=("all at once",)), "in one chunk"),
+        (Script(pieces=("all at once",)), "at once: no decode speed"),
     ],
 )
 def test_what_breaks_is_a_value_with_its_reason(script, expected):
