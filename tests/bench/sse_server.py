@@ -37,6 +37,8 @@ class Script:
     counts: bool = False
     longest_words: int | None = None
     beyond: Literal["refuses", "cuts", "dies"] = "refuses"
+    together: int = 1
+    """So many must be there at once before the first is answered."""
 
 
 @dataclass
@@ -69,6 +71,8 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tu
                 seen.now += 1
                 seen.most = max(seen.most, seen.now)
                 try:
+                    while seen.most < script.together:
+                        await asyncio.sleep(0.005)
                     too_long = _words(seen.bodies[-1]) > (script.longest_words or 1 << 30)
                     if too_long and script.beyond == "dies":
                         script.status, script.body, script.tokenizes = "500 Gone", b"out of memory", False

@@ -33,7 +33,7 @@ def test_the_write_ups_protocols_are_what_it_says():
 
 
 def test_four_users_have_a_cold_and_a_warm_round_with_a_row_each():
-    with serving(Script(wait_s=0.02)) as (url, seen):
+    with serving(Script(wait_s=0.02, together=4)) as (url, seen):
         result = run_protocol(Endpoint(url), quick("write-up-four"))
     assert [(level.label, level.cold) for level in result.levels] == [("cold", True), ("round 1", False)]
     for level in result.levels:
