@@ -14,6 +14,7 @@ SHARED = {
     "files",
     "lock",
     "paths",
+    "proxy",
     "resources",
     "yaml_file",
     "json_file",

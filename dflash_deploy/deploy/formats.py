@@ -17,8 +17,9 @@ import yaml
 
 from dflash_deploy.deploy import escape, gate
 from dflash_deploy.deploy.gate import reached_at
-from dflash_deploy.deploy.unit import UNIT_PREFIX, UnitSpec, checked, render_unit, template
+from dflash_deploy.deploy.unit import UNIT_PREFIX, UnitSpec, checked, engine_argv, render_unit, template
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.proxy import own_addresses, sparing
 
 Format = Literal["systemd", "quadlet", "compose", "shell", "command"]
 
@@ -71,7 +72,8 @@ def _shell(spec: UnitSpec) -> str:
         comments=spec.comments,
         environment=[f"export {name}={shlex.quote(value)}" for name, value in sorted(spec.env.items())],
         python=shlex.quote(spec.argv[0]),
-        command=_lines(map(shlex.quote, _argv(spec))),
+        command=_lines(map(shlex.quote, engine_argv(spec))),
+        own_addresses=own_addresses(spec.host),
         key_file=shlex.quote(spec.api_key_file) if spec.api_key_file else None,
         host=shlex.quote(spec.host),
         port=spec.port,
@@ -80,13 +82,10 @@ def _shell(spec: UnitSpec) -> str:
 
 def _one_line(spec: UnitSpec) -> str:
     _require_text(spec)
-    variables = [f"{name}={value}" for name, value in sorted(spec.env.items())]
+    env = {**spec.env, **sparing(spec.host, spec.env)}
+    variables = [f"{name}={value}" for name, value in sorted(env.items())]
     key = ["--config", spec.api_key_file] if spec.api_key_file else []
-    return shlex.join([*(["env", *variables] if variables else []), *_argv(spec), *key])
-
-
-def _argv(spec: UnitSpec) -> tuple[str, ...]:
-    return gate.engine_with_key(spec.argv) if spec.api_key_file else spec.argv
+    return shlex.join([*(["env", *variables] if variables else []), *engine_argv(spec), *key])
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ def _container(spec: UnitSpec, image: str | None) -> _Container:
                 fix="rename it, or use --format systemd",
                 exit_code=ExitCode.INVALID_INPUT,
             )
-    return _Container(image, ("python3", *_argv(spec)[1:], *key), tuple(sorted(folders)))
+    command = gate.past_proxies(("python3", *engine_argv(spec)[1:], *key), spec.host)
+    return _Container(image, command, tuple(sorted(folders)))
 
 
 def _compose(spec: UnitSpec, container: _Container) -> str:
@@ -165,7 +165,8 @@ def _compose(spec: UnitSpec, container: _Container) -> str:
 
 
 _HEALTH = (
-    "import sys, urllib.request as r; r.urlopen('http://%s:%s/health' % tuple(sys.argv[1:]), timeout=30)"
+    "import sys, urllib.request as r; r.build_opener(r.ProxyHandler({}))"
+    ".open('http://%s:%s/health' % tuple(sys.argv[1:]), timeout=30)"
 )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dflash_deploy.deploy.escape import command_word, executable
 from dflash_deploy.deploy.seal import Seal
+from dflash_deploy.proxy import own_addresses
 
 _PORT_CHECK = """\
 import os, socket
@@ -126,6 +127,17 @@ del sys.argv[1]
 runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
 """
 
+# Behind a proxy an engine's request to itself, or a router's to its engines, would go there. What is spared
+# already is known only now: it may come from the manager, a drop-in, or whoever starts the container.
+_PAST_PROXIES = """\
+import os, sys
+own, program = sys.argv[1:3]
+lower, upper = map(os.environ.get, ('no_proxy', 'NO_PROXY'))
+for name, theirs in (('no_proxy', lower or upper), ('NO_PROXY', upper or lower)):
+    os.environ[name] = '*' if theirs == '*' else theirs + ',' + own if theirs else own
+os.execvp(program, sys.argv[2:])
+"""
+
 # Where a server that listens on every address is reached from the machine itself.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound
 
@@ -164,14 +176,24 @@ def router_with_key(argv: Sequence[str]) -> tuple[str, ...]:
     return _wrapped(argv, _ROUTER)
 
 
+def past_proxies(argv: Sequence[str], host: str) -> tuple[str, ...]:
+    """The command of a server on ``host``, which then reaches its own address past every proxy."""
+    return (argv[0], *_run(_PAST_PROXIES), own_addresses(host), *argv)
+
+
 def _wrapped(argv: Sequence[str], source: str) -> tuple[str, ...]:
     python, *arguments = argv
     if arguments[:1] != ["-m"]:
         return tuple(argv)
+    return (python, *_run(source), *arguments)
+
+
+def _run(source: str) -> tuple[str, ...]:
+    """What an interpreter is given to run it, with the arguments that follow."""
     lines = source.splitlines()
     end = len(lines) + 1
     run = f"import sys; source = sys.argv[1:{end}]; del sys.argv[1:{end}]; exec('\\n'.join(source))"
-    return (python, "-c", run, *lines, *arguments)
+    return ("-c", run, *lines)
 
 
 def reached_at(host: str) -> str:

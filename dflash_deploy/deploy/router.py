@@ -129,7 +129,9 @@ def render_router(spec: RouterSpec) -> str:
             api_key_file=spec.api_key_file,
         )
     )
-    python, *arguments = gate.router_with_key(spec.argv) if spec.api_key_file else spec.argv
+    python = spec.argv[0]
+    argv = gate.router_with_key(spec.argv) if spec.api_key_file else spec.argv
+    _, *arguments = gate.past_proxies(argv, spec.host)
     return template("dflash-sglang-router.service.j2").render(
         name=f"{UNIT_PREFIX}{spec.service}",
         comments=(f"dflash-deploy {__version__}: router smg {spec.version}",),

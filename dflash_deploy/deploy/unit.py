@@ -32,6 +32,8 @@ _SECRET_OPTION = re.compile(r"--(admin-)?api-key(=|$)")
 _SECRET_VARIABLE = re.compile(
     r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)", re.IGNORECASE
 )
+# An address that tells a password, as that of a proxy may.
+_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def render_unit(spec: UnitSpec) -> str:
             the engine to other machines without a key.
     """
     checked(spec)
-    python, *arguments = gate.engine_with_key(spec.argv) if spec.api_key_file else spec.argv
+    python = spec.argv[0]
+    _, *arguments = gate.past_proxies(engine_argv(spec), spec.host)
     return template("dflash-sglang.service.j2").render(
         name=f"{UNIT_PREFIX}{spec.service}",
         system=spec.manager == "system",
@@ -101,6 +104,11 @@ def render_unit(spec: UnitSpec) -> str:
         path=escape.environment_assignment("PATH", f"{PurePosixPath(python).parent}:{_SYSTEM_PATH}"),
         environment=[escape.environment_assignment(*item) for item in sorted(spec.env.items())],
     )
+
+
+def engine_argv(spec: UnitSpec) -> tuple[str, ...]:
+    """The engine's command, its key kept out of what it logs."""
+    return gate.engine_with_key(spec.argv) if spec.api_key_file else spec.argv
 
 
 def checked(spec: UnitSpec) -> UnitSpec:
@@ -125,7 +133,7 @@ def checked(spec: UnitSpec) -> UnitSpec:
             "an API key stands in the engine's flags, where every user of the machine could read it",
             "put the line `api-key: ...` into a 0600 YAML file and name it in service.api_key_file",
         )
-    if secret := next((name for name, value in spec.env.items() if value and _secret(name)), None):
+    if secret := next((name for name, value in spec.env.items() if value and _secret(name, value)), None):
         raise _wrong(
             f"the variable {secret} would stand in a file that every user of the machine can read",
             f"leave {secret} out of the profile's env: fetch models with it beforehand (hf download), or "
@@ -139,8 +147,8 @@ def checked(spec: UnitSpec) -> UnitSpec:
     return spec
 
 
-def _secret(variable: str) -> bool:
-    return _SECRET_VARIABLE.fullmatch(variable) is not None
+def _secret(variable: str, value: str) -> bool:
+    return bool(_SECRET_VARIABLE.fullmatch(variable) or _WITH_PASSWORD.search(value))
 
 
 def _is_loopback(host: str) -> bool:

@@ -24,6 +24,7 @@ from dflash_deploy.engine.launch import Launch
 from dflash_deploy.engine.sglang import http
 from dflash_deploy.engine.sglang.bootlog import Progress
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.proxy import sparing
 from dflash_deploy.server import processes
 from dflash_deploy.server.deadlines import Deadlines
 from dflash_deploy.server.log import ServerLog
@@ -312,7 +313,8 @@ class Server:
     def _environment(self) -> dict[str, str]:
         launch = self._launch
         inherited = {name: value for name, value in os.environ.items() if name not in launch.without}
-        return {"PYTHONUNBUFFERED": "1", **inherited, **launch.env}
+        wanted = {"PYTHONUNBUFFERED": "1", **inherited, **launch.env}
+        return wanted | sparing(launch.host, wanted)
 
     def _follow(self, progress: Progress) -> None:
         """Each stage of the start."""

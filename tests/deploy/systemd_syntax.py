@@ -88,3 +88,8 @@ def command(value: str) -> list[str]:
     assert ";" not in re.sub(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""", "''", value).split()
     program, *arguments = map(specifiers_expanded, words(value))
     return [program, *map(variables_expanded, arguments)]
+
+
+def engine(words: list[str]) -> list[str]:
+    """The command that the program in front of it becomes (``gate.past_proxies``)."""
+    return words[words.index("os.execvp(program, sys.argv[2:])") + 2 :]

@@ -75,7 +75,7 @@ def emit(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def command_of(unit: str) -> list[str]:
-    return systemd.command(systemd.settings(unit)["ExecStart"][0])
+    return systemd.engine(systemd.command(systemd.settings(unit)["ExecStart"][0]))
 
 
 def test_the_best_trial_of_the_latest_study_is_printed(study: Path):

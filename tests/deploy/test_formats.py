@@ -85,6 +85,36 @@ def test_a_script_and_a_command_give_the_engine_exactly_its_words(tmp_path_facto
         assert json.loads(done.stdout) == [list(words), env]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "lower", "upper"),
+    [
+        ({}, "127.0.0.1,localhost", "127.0.0.1,localhost"),
+        ({"NO_PROXY": ".corp"}, ".corp,127.0.0.1,localhost", ".corp,127.0.0.1,localhost"),
+        ({"no_proxy": "*", "NO_PROXY": "b"}, "*", "b,127.0.0.1,localhost"),
+    ],
+)
+def test_a_script_lets_the_engine_reach_itself_past_a_proxy(tmp_path: Path, theirs, lower, upper):
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    shown = "import os; print(os.environ['no_proxy'], os.environ['NO_PROXY'])"
+    script = tmp_path / "x.sh"
+    script.write_text(text("shell", replace(_SPEC, argv=(sys.executable, "-c", shown), port=port)))
+    done = subprocess.run(
+        ["bash", script],
+        env={"PATH": os.environ["PATH"], **theirs},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{lower} {upper}\n", "")
+
+
+def test_a_command_spares_its_own_address_where_the_profile_has_a_proxy():
+    env = {"https_proxy": "http://proxy:3128", "NO_PROXY": ".corp"}
+    words = shlex.split(text("command", replace(_SPEC, env=env)))
+    assert {"no_proxy=.corp,127.0.0.1,localhost", "NO_PROXY=.corp,127.0.0.1,localhost"} <= set(words)
+
+
 def test_a_script_does_not_start_on_a_taken_port_or_with_a_key_for_everyone(tmp_path: Path):
     key, script = tmp_path / "key.yaml", tmp_path / "x.sh"
     key.write_text("api-key: sesame\n")
@@ -112,7 +142,8 @@ def test_compose_gives_the_engine_exactly_its_words(words, env):
     written = yaml.safe_load(text("compose", replace(_SPEC, argv=("/env/python", "-m", *words), env=env)))
     service = written["services"]["sglang"]
     assert "$" not in "".join(service["entrypoint"]).replace("$$", "")
-    assert [word.replace("$$", "$") for word in service["entrypoint"]] == ["python3", "-m", *words]
+    started = systemd.engine([word.replace("$$", "$") for word in service["entrypoint"]])
+    assert started == ["python3", "-m", *words]
     assert {key: value.replace("$$", "$") for key, value in service["environment"].items()} == env
 
 
@@ -133,7 +164,8 @@ def test_a_quadlet_says_what_the_unit_says():
     written = systemd.settings(text("quadlet", replace(_SPEC, host="0.0.0.0", api_key_file="/etc/k.yaml")))
     # A key of its own since podman 5 only.
     assert "--entrypoint=python3" in written["PodmanArgs"][0].split()
-    assert systemd.words(written["Exec"][0]) == [*_SPEC.argv[1:], "--config", "/run/secrets/engine.yaml"]
+    started = systemd.engine(systemd.words(written["Exec"][0]))
+    assert started == ["python3", *_SPEC.argv[1:], "--config", "/run/secrets/engine.yaml"]
     assert written["Volume"][1:] == [
         "/data/my models:/data/my models:ro",
         "/etc/k.yaml:/run/secrets/engine.yaml:ro",

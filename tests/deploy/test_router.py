@@ -57,9 +57,8 @@ def test_the_router_starts_after_its_engines_with_their_addresses_and_no_key():
     assert "--api-key" not in command
     assert command[-2:] == ["--config", "<d>/engine.yaml"]
     assert "dflash-sglang-qwen-gpu1.service" in unit["After"][0]
-    assert systemd.command(systemd.settings(render_router(_SPEC))["ExecStart"][0])[:3] == [
-        "/usr/bin/python3", "-m", "smg.launch_router",
-    ]  # fmt: skip
+    started = systemd.engine(systemd.command(systemd.settings(render_router(_SPEC))["ExecStart"][0]))
+    assert started[:3] == ["/usr/bin/python3", "-m", "smg.launch_router"]
     with pytest.raises(DeployError, match="without a key"):
         render_router(replace(_SPEC, host="0.0.0.0"))
 

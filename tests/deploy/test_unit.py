@@ -76,7 +76,7 @@ def test_a_newer_systemd_is_told_to_back_off():
 
 def test_the_engine_gets_its_command_and_variables_unchanged(spec: UnitSpec):
     unit = systemd.settings(render_unit(spec))
-    command = systemd.command(unit["ExecStart"][0])
+    command = systemd.engine(systemd.command(unit["ExecStart"][0]))
     key = ["--config", "<d>/engine.yaml"] if spec.api_key_file else []
     # A program may stand in front of the module, which it starts.
     start = command.index("-m")
@@ -117,6 +117,13 @@ def test_a_secret_in_a_variable_is_refused_and_not_repeated(name: str):
         render_unit(replace(_SPEC, env={name: "sesame"}))
     assert "sesame" not in f"{caught.value.message} {caught.value.fix}"
     render_unit(replace(_SPEC, env={"TOKENIZERS_PARALLELISM": "false", name: ""}))
+
+
+def test_a_proxys_password_is_a_secret():
+    render_unit(replace(_SPEC, env={"https_proxy": "http://proxy:3128"}))
+    with pytest.raises(DeployError, match="https_proxy") as caught:
+        render_unit(replace(_SPEC, env={"https_proxy": "http://me:sesame@proxy:3128"}))
+    assert "sesame" not in f"{caught.value.message} {caught.value.fix}"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gpu-box", ""])

@@ -77,7 +77,7 @@ def test_compose_reads_what_was_meant(tmp_path):
     service = json.loads(done.stdout)["services"]["sglang"]
     # It prints what it read with its dollars doubled again.
     undone = [word.replace("$$", "$") for word in service["entrypoint"]]
-    assert undone == ["python3", *ENGINE, *odd]
+    assert systemd.engine(undone) == ["python3", *ENGINE, *odd]
     assert {name: value.replace("$$", "$") for name, value in service["environment"].items()} == spec.env
     assert {"type": "bind", "source": MODEL, "target": MODEL} in [
         {name: volume.get(name) for name in ("type", "source", "target")} for volume in service["volumes"]

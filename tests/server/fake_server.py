@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -27,6 +28,7 @@ TROUBLES = (
     "odd-bytes",
     "shared-memory",
     "print-for-ever",
+    "asks-itself",
 )
 
 
@@ -151,6 +153,9 @@ def main() -> None:
     server.server_bind()
     server.server_activate()
     Thread(target=server.serve_forever, daemon=True).start()
+    if trouble == "asks-itself":
+        # As SGLang does, by a client that takes the proxy of its environment.
+        urllib.request.urlopen(f"http://{options.host}:{options.port}/health", timeout=60)
     say("The server is fired up and ready to roll!")
     if trouble == "fail-later":
         signal.sigwait([signal.SIGUSR1])

@@ -19,6 +19,7 @@ from dflash_deploy.server import process
 from dflash_deploy.server.deadlines import Deadlines
 from dflash_deploy.server.outcome import NotServed, Served
 from dflash_deploy.server.process import Server, State
+from tests.recording_proxy import recording_proxy
 from tests.server.conftest import TOOL
 
 SHORT = Deadlines(imports_s=60, load_s=2, health_s=2, linger_s=1, least_s=0)
@@ -75,6 +76,18 @@ class TestServing:
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["server.log"]
         assert "fired up" in server.log_path.read_text()
         assert seen[-1].stage is Stage.SERVING
+
+    def test_reaches_itself_past_the_proxy_of_the_environment(self, launch, tmp_path, notes, monkeypatch):
+        with recording_proxy() as (proxy, seen):
+            monkeypatch.setenv("HTTP_PROXY", proxy)
+            monkeypatch.setenv("no_proxy", ".corp")
+            with Server(launch("asks-itself"), tmp_path / "run") as server:
+                assert isinstance(server.start(), Served)
+        assert seen == []
+        environ = (notes / "environ").read_text().splitlines()
+        assert f"HTTP_PROXY={proxy}" in environ
+        assert "no_proxy=.corp,127.0.0.1,localhost" in environ
+        assert "NO_PROXY=.corp,127.0.0.1,localhost" in environ
 
     def test_has_a_session_a_temporary_folder_and_no_input_of_its_own(self, launch, tmp_path, notes):
         with Server(launch(env={"EXTRA": "yes"}), tmp_path / "run") as server:
