@@ -22,6 +22,8 @@ from urllib.parse import SplitResult, urlsplit
 import httptools
 
 from dflash_deploy.bench.measurement import ErrorKind
+from dflash_deploy.bench.tunnel import Proxy, Refused, connect_through
+from dflash_deploy.proxy import proxy_for
 
 CONNECT_S = 10.0
 _BUFFER_BYTES = 16 << 10
@@ -62,12 +64,17 @@ class Patience:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, from the root of its interface (``http://127.0.0.1:30000``)."""
+    """Where a server listens, from the root of its interface (``http://127.0.0.1:30000``).
+
+    Attributes:
+        proxy: asked in its place, as the person's environment has it; never for this machine's own addresses.
+    """
 
     host: str
     port: int
     tls: bool
     root: str
+    proxy: Proxy | None = None
 
     @classmethod
     def parse(cls, base_url: str) -> Address:
@@ -75,6 +82,7 @@ class Address:
 
         Raises:
             ValueError: it is none.
+            DeployError: the proxy before it is none that is spoken to.
         """
         try:
             url: SplitResult = urlsplit(base_url)
@@ -87,13 +95,17 @@ class Address:
         if url.username or url.query or url.fragment:
             raise ValueError("an address holds neither a user nor a query")
         tls = url.scheme == "https"
-        return cls(host, port or (443 if tls else 80), tls, url.path.rstrip("/"))
+        proxy = proxy_for(base_url)
+        through = Proxy.parse(proxy) if proxy is not None else None
+        return cls(host, port or (443 if tls else 80), tls, url.path.rstrip("/"), through)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """The bytes of a request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
+        by_name = self.proxy is not None and not self.tls
+        place = f"http://{host}:{self.port}" if by_name else ""
         lines = [
-            f"POST {self.root}{path} HTTP/1.1",
+            f"POST {place}{self.root}{path} HTTP/1.1",
             f"host: {host}:{self.port}",
             "content-type: application/json",
             f"content-length: {len(body)}",
@@ -101,6 +113,7 @@ class Address:
             "accept-encoding: identity",
             "connection: close",
             *(f"{name}: {value}" for name, value in headers.items()),
+            *(self.proxy.headers if self.proxy is not None and by_name else ()),
         ]
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
@@ -135,9 +148,18 @@ async def connect(
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_S):
-            _, exchange = await loop.create_connection(
-                lambda: Exchange(loop, take), address.host, address.port, ssl=tls
-            )
+            if address.proxy is not None and tls is not None:
+                exchange = Exchange(loop, take)
+                await connect_through(address.proxy, address.host, address.port, tls, exchange)
+            else:
+                to = address.proxy or address
+                _, exchange = await loop.create_connection(
+                    lambda: Exchange(loop, take), to.host, to.port, ssl=tls
+                )
+    except Refused as error:
+        raise Failure(
+            "unreachable", f"the proxy does not connect to it: {excerpt(str(error).encode())}"
+        ) from None
     except TimeoutError:
         raise Failure("unreachable", f"no connection within {CONNECT_S:.0f} s") from None
     except ssl.SSLCertVerificationError as error:

@@ -153,6 +153,7 @@ def run(
     from dflash_deploy.bench.redaction import redacted
     from dflash_deploy.bench.results import ResultFile, check_writable, write_result
     from dflash_deploy.bench.standalone import bench
+    from dflash_deploy.bench.transport import Address
     from dflash_deploy.bench.workloads import files
     from dflash_deploy.compare.here import look_here, machine_here
     from dflash_deploy.compare.tables import as_csv, as_json, as_markdown, as_text, shown
@@ -204,6 +205,8 @@ def run(
     key = read_api_key(api_key_file)
     with stop_once():
         endpoint = discover(url, model=model, api_key=key)
+        if (proxy := Address.parse(endpoint.base_url).proxy) is not None:
+            progress(f"asked through the proxy {proxy.host}:{proxy.port}: its delays are in every figure")
         here = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost", "::1")
         machine = machine_here() if here and not endpoint.simulated else None
         look = look_here() if here and not endpoint.simulated else None

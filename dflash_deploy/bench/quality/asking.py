@@ -15,6 +15,7 @@ from dflash_deploy.bench.quality.agreement import Said
 from dflash_deploy.bench.quality.answers import Answer
 from dflash_deploy.bench.workloads import Prompt
 from dflash_deploy.engine.sglang.http import certificates
+from dflash_deploy.proxy import proxy_for
 
 DEFAULT_TIMEOUT_S = 300.0
 _LARGEST_BYTES = 8 << 20
@@ -85,10 +86,10 @@ async def _ask_all(
     headers = {"accept-encoding": "identity"}
     if endpoint.api_key:
         headers["authorization"] = f"Bearer {endpoint.api_key}"
-    # No proxy of the environment stands between a person and their own card.
     async with httpx.AsyncClient(
         limits=limits,
         trust_env=False,
+        proxy=proxy_for(endpoint.base_url),
         headers=headers,
         timeout=httpx.Timeout(timeout_s, connect=10.0),
         verify=certificates(endpoint.base_url),

@@ -12,6 +12,7 @@ import httpx
 from dflash_deploy.bench.claims import count
 from dflash_deploy.bench.workloads.prompt import Message, Prompt
 from dflash_deploy.engine.sglang.http import certificates
+from dflash_deploy.proxy import proxy_for
 
 _MOST_TRIES = 24
 _LARGEST_ANSWER = 8 << 20
@@ -170,7 +171,12 @@ async def _asked(
     data = bytearray()
     async with (
         asyncio.timeout(timeout_s),
-        httpx.AsyncClient(timeout=None, trust_env=False, verify=certificates(url)) as client,  # noqa: S113
+        httpx.AsyncClient(
+            timeout=None,  # noqa: S113
+            trust_env=False,
+            proxy=proxy_for(url),
+            verify=certificates(url),
+        ) as client,
         client.stream("POST", url, json=body, headers=headers) as answer,
     ):
         async for piece in answer.aiter_raw():

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dflash_deploy.proxy import proxy_for
+
 _ANSWER_LIMIT_BYTES = 8 << 20
 _TEXT_LIMIT = 300
 
@@ -182,6 +184,9 @@ def _ask(
         return asyncio.run(_asked(method, url, timeout_s, api_key, content))
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError):
         return None, b""
+    except ImportError:
+        # A proxy by SOCKS needs a package of its own.
+        return None, b""
 
 
 async def _asked(
@@ -198,11 +203,15 @@ async def _asked(
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     body = bytearray()
-    # One limit for all of it: each of httpx's own begins anew with every byte that arrives. A proxy of the
-    # environment is not for servers of our own.
+    # One limit for all of it: each of httpx's own begins anew with every byte that arrives.
     async with (
         asyncio.timeout(timeout_s),
-        httpx.AsyncClient(timeout=None, trust_env=False, verify=certificates(url)) as client,  # noqa: S113
+        httpx.AsyncClient(
+            timeout=None,  # noqa: S113
+            trust_env=False,
+            proxy=proxy_for(url),
+            verify=certificates(url),
+        ) as client,
         client.stream(method, url, headers=headers, content=content) as answer,
     ):
         async for piece in answer.aiter_raw():
