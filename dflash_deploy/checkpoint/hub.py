@@ -116,7 +116,7 @@ def open_repository(name: str, revision: str | None) -> Iterator[HubFiles]:
     headers = {"User-Agent": "dflash-deploy", "Accept-Encoding": "identity"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    with httpx.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers) as client:
+    with _client(headers) as client:
         url = f"{endpoint}/api/models/{name}/revision/{quote(revision or DEFAULT_REVISION, safe='')}"
         with _answer(client, f"{url}?blobs=true", {}, name) as response:
             data = _body(response, _MAX_LISTING_BYTES + 1, name)
@@ -128,6 +128,23 @@ def open_repository(name: str, revision: str | None) -> Iterator[HubFiles]:
         if not is_commit(commit):
             raise invalid(source, f"sha: expected a commit, found {shown(commit)!r}")
         yield HubFiles(name, commit, _sizes(listing, source), client, endpoint)
+
+
+def _client(headers: dict[str, str]) -> httpx.Client:
+    """A client that takes the proxy of the environment."""
+    try:
+        return httpx.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers)
+    except (ImportError, httpx.InvalidURL, ValueError) as error:
+        socks = isinstance(error, ImportError)
+        raise DeployError(
+            "the hub cannot be asked through the proxy of this shell: "
+            + ("one by SOCKS needs the package socksio" if socks else shown(str(error))),
+            fix="pip install socksio beside dflash-deploy and in SGLang's environment"
+            if socks
+            else "set http_proxy, https_proxy and all_proxy to http://HOST:PORT, and no_proxy to hosts and "
+            "domains without networks by IPv6",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
 
 
 def _sizes(listing: Fields, source: str) -> dict[str, int]:

@@ -124,6 +124,8 @@ def _post(notify: Notify, content: str) -> str | None:
         return f"{named} cannot be read: {error.strerror}"
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         return f"{named} was not reached: {type(error).__name__}"
+    except ImportError:
+        return f"{named} was not reached: a proxy by SOCKS needs the package socksio"
     return None if answer.is_success else f"{named} answered {answer.status_code}"
 
 

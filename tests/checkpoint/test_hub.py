@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dflash_deploy.checkpoint import Checkpoint, read_checkpoint
 from dflash_deploy.errors import DeployError, ExitCode
 from tests.checkpoint.checkpoints import Qwen, small_qwen, write_checkpoint, write_safetensors
 from tests.checkpoint.hub_server import COMMIT, Hub, serve
+from tests.recording_proxy import recording_proxy
 
 NAME = "someone/Small-Qwen"
 
@@ -158,6 +160,33 @@ def test_no_hub_in_reach_says_what_to_do() -> None:
         read_checkpoint(NAME)
     assert caught.value.exit_code == ExitCode.UNAVAILABLE
     assert f"hf download {NAME}" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("ALL_PROXY", "socks://127.0.0.1:1080", "Unknown scheme"),
+        ("NO_PROXY", "localhost,fe80::/10", "Invalid port"),
+        ("ALL_PROXY", "socks5://127.0.0.1:1080", "needs the package socksio"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_said(variable, value, said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv(variable, value)
+    # As where the package is not there.
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(DeployError, match=said) as caught:
+        read_checkpoint("someone/something")
+    assert caught.value.fix
+
+
+def test_models_are_fetched_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording_proxy() as (proxy, seen):
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+        with pytest.raises(DeployError, match="407"):
+            read_checkpoint("someone/something")
+    assert seen == ["CONNECT hub.example:443 HTTP/1.1"]
 
 
 def test_a_known_model_out_of_reach_names_its_card() -> None:
