@@ -87,7 +87,7 @@ CHECKS: tuple[Check, ...] = (
     Check("card", "profile", "card of the profile", planned.card),
     Check("flags", "profile", "flags", planned.flags, _ENVIRONMENT_S, _IMPORTS_S),
     Check("plan", "profile", "VRAM plan", planned.budget, _UNITS_S, _IMPORTS_S),
-    Check("proxy", "service", "proxy", proxy.spares_this_machine),
+    Check("proxy", "service", "proxy", proxy.usable),
     Check("port", "service", "port", service.port, _UNITS_S),
     Check("services", "service", "services", service.units, _UNITS_S),
     Check("left-behind", "service", "servers left behind", service.left_behind),

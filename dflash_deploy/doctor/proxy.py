@@ -1,53 +1,45 @@
-"""Whether a proxy of this shell stands between a server and itself."""
+"""What a proxy of this shell means for servers, and for what is fetched from the hub."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
-from collections.abc import Mapping
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
-from dflash_deploy.doctor.finding import Answer, failed, passed
+from dflash_deploy.doctor.finding import Answer, passed, warned
 from dflash_deploy.doctor.subject import Subject
+from dflash_deploy.proxy import own_addresses, proxies, sparing
 
-_HERE = "127.0.0.1"
+_HTTP = ("http", "https")
+_SOCKS = ("socks5", "socks5h")
 
 
-def spares_this_machine(subject: Subject) -> Answer | None:
-    """No proxy is asked for an address of this machine.
+def usable(subject: Subject) -> Answer | None:
+    """Hugging Face's client can use the proxy, and servers that are started here do not need it.
 
-    SGLang asks itself over HTTP before it is ready, by a client that takes the proxy of its environment.
+    SGLang asks itself over HTTP before it is ready, by a client that takes the proxy of its environment;
+    what this tool starts is told not to (``dflash_deploy.proxy``), and only a command by hand is not.
     """
     environ = {**os.environ, **(subject.profile.env if subject.profile else {})}
-    proxy = _setting(environ, "http_proxy") or _setting(environ, "all_proxy")
-    if proxy is None:
+    found = proxies(environ)
+    if not found:
         return None
-    host = subject.profile.service.host if subject.profile else _HERE
-    host = _HERE if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not listened on
-    if _spared(host, _setting(environ, "no_proxy") or ""):
-        return passed(f"{host} is reached without the proxy")
-    names = ",".join(dict.fromkeys((host, _HERE, "localhost")))
-    return failed(
-        f"a proxy is set for HTTP, and {host} is not spared: SGLang asks itself through it before it is "
-        "ready, and ends two minutes later (Initialization failed. warmup error)",
-        f'export no_proxy="{names}${{no_proxy:+,$no_proxy}}" NO_PROXY="{names}${{NO_PROXY:+,$NO_PROXY}}"',
-        "http_proxy, all_proxy and no_proxy of this shell and of the profile; a unit has the profile's alone",
+    for name, value in found.items():
+        scheme = urlsplit(value).scheme if "://" in value else "http"
+        if scheme in _SOCKS and find_spec("socksio") is None:
+            return warned(
+                f"{name} is a proxy by SOCKS, which nothing is fetched through from the hub without socksio",
+                "pip install socksio beside dflash-deploy and in SGLang's environment",
+            )
+        if scheme not in (*_HTTP, *_SOCKS):
+            return warned(
+                f"{name} begins with {scheme}://, which Hugging Face's client does not know",
+                f"export {name}=socks5://HOST:PORT (or http://HOST:PORT)",
+            )
+    host = subject.profile.service.host if subject.profile else "127.0.0.1"
+    own, spared = own_addresses(host), sparing(host, environ)["no_proxy"]
+    return passed(
+        f"servers that are started here reach {own} past the proxy",
+        f"SGLang that is started by hand needs no_proxy={spared} (NO_PROXY alike): it asks itself before it "
+        "is ready",
     )
-
-
-def _setting(environ: Mapping[str, str], name: str) -> str | None:
-    """As Python's clients read it: in lower case it wins, empty too."""
-    return environ.get(name, environ.get(name.upper())) or None
-
-
-def _spared(host: str, no_proxy: str) -> bool:
-    return any(_covers(entry.strip().lower(), host) for entry in no_proxy.split(","))
-
-
-def _covers(entry: str, host: str) -> bool:
-    """An entry is ``*``, a name or the end of one, an address, or a network."""
-    if entry in ("*", host) or (entry and host.endswith("." + entry.lstrip("."))):
-        return True
-    try:
-        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
-    except ValueError:
-        return False

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_deploy.doctor import proxy
 from dflash_deploy.doctor.finding import Status
-from dflash_deploy.doctor.proxy import spares_this_machine
+from dflash_deploy.doctor.proxy import usable
 
 from .builders import subject
 
@@ -15,45 +16,33 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-def test_nothing_is_said_without_a_proxy_for_http(monkeypatch: pytest.MonkeyPatch):
-    assert spares_this_machine(subject()) is None
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    assert spares_this_machine(subject()) is None
+def test_nothing_is_said_without_a_proxy(monkeypatch: pytest.MonkeyPatch):
+    assert usable(subject()) is None
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     monkeypatch.setenv("http_proxy", "")
-    assert spares_this_machine(subject()) is None
+    assert usable(subject()) is None
 
 
-@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY"])
-@pytest.mark.parametrize(
-    ("spared", "status"),
-    [
-        ("", Status.FAIL),
-        ("10.0.0.0/8, .corp", Status.FAIL),
-        ("corp,localhost", Status.FAIL),
-        ("corp, 127.0.0.1", Status.PASS),
-        ("127.0.0.0/8", Status.PASS),
-        ("*", Status.PASS),
-    ],
-)
-def test_a_server_must_reach_itself(name, spared, status, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(name, "http://proxy:3128")
-    monkeypatch.setenv("no_proxy", spared)
-    answer = spares_this_machine(subject())
-    assert answer is not None
-    assert answer.status is status
-    assert bool(answer.fix) == (status is Status.FAIL)
-
-
-def test_the_variables_and_the_address_of_the_profile_count(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    overrides = ("env.http_proxy=http://proxy:3128", "service.host=localhost")
-    answer = spares_this_machine(subject(profile="rtx5090-single-user", overrides=overrides))
-    assert answer is not None
-    assert answer.status is Status.FAIL
-    assert "localhost" in answer.text
-    answer = spares_this_machine(
-        subject(profile="rtx5090-single-user", overrides=(*overrides, "env.no_proxy=localhost"))
-    )
+@pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "ALL_PROXY"])
+def test_a_proxy_is_no_trouble_for_what_is_started_here(name, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, "proxy:3128")
+    monkeypatch.setenv("no_proxy", ".corp")
+    answer = usable(subject(profile="rtx5090-single-user"))
     assert answer is not None
     assert answer.status is Status.PASS
+    assert "127.0.0.1,localhost" in answer.text
+    assert "no_proxy=.corp,127.0.0.1,localhost " in answer.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("socks5://me:secret@p:1080", "without socksio"), ("socks://127.0.0.1:1080", "begins with socks://")],
+)
+def test_a_proxy_that_the_hubs_client_cannot_use_is_said(value, said, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(proxy, "find_spec", lambda _: None)
+    answer = usable(subject(profile="rtx5090-single-user", overrides=(f"env.ALL_PROXY={value}",)))
+    assert answer is not None
+    assert answer.status is Status.WARN
+    assert said in answer.text
+    assert answer.fix
+    assert "secret" not in str(answer)
