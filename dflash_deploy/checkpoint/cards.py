@@ -114,6 +114,11 @@ def list_model_cards() -> list[ModelCard]:
     return [load_model_card(model_id) for model_id in model_ids()]
 
 
+def home_made(card: ModelCard | None) -> bool:
+    """Everybody makes this model for themselves, so that it is to be had nowhere."""
+    return card is not None and card.role == "target" and card.path is None
+
+
 def doubt_of(path: str) -> str:
     """What to say where a model is to be fetched by a name that nobody has confirmed; empty for any other."""
     card = next((one for one in list_model_cards() if one.path == path and not one.path_confirmed), None)

@@ -38,13 +38,16 @@ class PlannedCard:
         return self.card.name if self.card else f"a card of {self.memory_mib} MiB"
 
 
-def planned_card(asked: str | None, *, own: str | None, env: Mapping[str, str]) -> PlannedCard:
+def planned_card(
+    asked: str | None, *, own: str | None, env: Mapping[str, str], on_cpu: bool = False
+) -> PlannedCard:
     """The card asked for, else the one that is here, else a profile's own.
 
     Args:
         asked: a card's name or id, or its memory in MiB.
         own: id of the card that a profile is for.
         env: environment of the server: it may choose among several cards.
+        on_cpu: the server needs no card.
 
     Raises:
         DeployError: the card is not known, or there is none.
@@ -58,7 +61,9 @@ def planned_card(asked: str | None, *, own: str | None, env: Mapping[str, str]) 
         card = load_card(own)
         return PlannedCard(card, card.memory_mib, 0.0, "the profile's card")
     raise DeployError(
-        "there is no GPU here to plan for",
+        "it runs on the processor (device: cpu): there is no VRAM to plan"
+        if on_cpu
+        else "there is no GPU here to plan for",
         fix=f"say which card is meant: --gpu {' | '.join(card_ids())} | its memory in MiB",
         exit_code=ExitCode.MISSING,
     )

@@ -82,7 +82,12 @@ def answer(asked: Asked) -> Answer:
     log = log_of(asked)
     configuration = configuration_of(asked, log)
     observed = read_boot_log(log.splitlines()) if log is not None else None
-    card = planned_card(asked.gpu, own=configuration.card_id, env=configuration.env)
+    card = planned_card(
+        asked.gpu,
+        own=configuration.card_id,
+        env=configuration.env,
+        on_cpu=configuration.flags.get("device") == "cpu",
+    )
     target, draft, notes = planned_models(configuration.flags)
     subject = Subject(
         machine_name(card.card, card.memory_mib),

@@ -94,7 +94,7 @@ def release(subject: Subject) -> Answer:
     return passed(told)
 
 
-def cuda(subject: Subject) -> Answer:
+def cuda(subject: Subject) -> Answer | None:
     """The driver serves the CUDA that torch is built with."""
     engine = _engine(subject)
     found = _advised(subject, engine, CUDA)
@@ -107,6 +107,8 @@ def cuda(subject: Subject) -> Answer:
     if torch is None or torch.cuda is None:
         return unknown("which CUDA torch is built with, only importing it tells", _deep(subject))
     serves = subject.gpus().cuda_version
+    if serves is None and subject.on_cpu:
+        return None
     if serves is None:
         return unknown(f"torch is built with CUDA {torch.cuda}; there is no driver to compare with")
     return passed(f"torch is built with CUDA {torch.cuda}, the driver serves {serves}", engine.source)

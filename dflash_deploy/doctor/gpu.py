@@ -30,6 +30,8 @@ def driver(subject: Subject) -> Answer:
     """The driver answers, and there is a card that can be read."""
     reading = subject.gpus()
     about = f"driver {reading.driver_version}, for CUDA up to {reading.cuda_version}"
+    if not reading.readable and subject.on_cpu:
+        return passed("none, and the profile needs none (device: cpu)")
     if not reading.readable:
         return failed(_lines(reading.problem) or "no card can be read", _lines(reading.fix))
     if reading.problem:

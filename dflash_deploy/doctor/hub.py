@@ -29,7 +29,7 @@ def offline(subject: Subject) -> Answer:
     missing = [
         model.place
         for model in (subject.target(), subject.draft())
-        if model is not None and model.checkpoint is None and not model.is_folder
+        if model is not None and model.checkpoint is None and not (model.is_folder or model.is_nowhere)
     ]
     if missing:
         return failed(

@@ -25,7 +25,13 @@ _BEGINNING_BYTES = 256
 
 def target(subject: Subject) -> Answer | None:
     """The target's checkpoint is on this machine and can be read."""
-    return _here(subject.target())
+    wanted = subject.target()
+    if wanted is not None and wanted.is_nowhere:
+        return failed(
+            f"{wanted.place} is a model that everyone makes for themselves: it is not said where yours is",
+            f"{subject.request.command} --set model.path=/path/to/model   (and in the profile)",
+        )
+    return _here(wanted)
 
 
 def draft(subject: Subject) -> Answer | None:

@@ -114,6 +114,8 @@ def budget(subject: Subject) -> Answer | None:
     if draft is not None and draft.card is None:
         return unknown("not planned: nothing is known of the draft")
     machine = _machine(subject)
+    if machine is None and subject.on_cpu:
+        return None
     if machine is None:
         return unknown(
             "not planned: there is no card here, and the profile names none", "dflash-deploy probe"

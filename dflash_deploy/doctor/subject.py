@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from dflash_deploy.checkpoint import Checkpoint, read_checkpoint
-from dflash_deploy.checkpoint.cards import ModelCard, find_model_card
+from dflash_deploy.checkpoint.cards import ModelCard, find_model_card, home_made
 from dflash_deploy.doctor.engine import Engine, read_engine
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.machine.gpu import GpuReading, read_gpus
@@ -72,6 +72,11 @@ class Model:
         """It is given as a folder, so that the engine cannot download it."""
         return self.place.startswith(("/", "./", "../", "~"))
 
+    @property
+    def is_nowhere(self) -> bool:
+        """Everybody makes it for themselves, and it is not said where."""
+        return not self.is_folder and self.checkpoint is None and home_made(self.card)
+
 
 class Once(Generic[T]):
     """A fact that is asked for when it is first wanted; other checks wait for the same answer."""
@@ -113,6 +118,11 @@ class Subject:
     def profile(self) -> Profile | None:
         """The profile, None where the machine alone is looked at."""
         return self.request.profile
+
+    @property
+    def on_cpu(self) -> bool:
+        """The profile's server runs on the processor, and needs no card."""
+        return self.profile is not None and self.profile.flags.get("device") == "cpu"
 
 
 def look_at(request: Request) -> Subject:

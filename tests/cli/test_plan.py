@@ -233,6 +233,14 @@ def test_mistakes_end_in_words_and_a_status(arguments: tuple[str, ...], status: 
     assert "Traceback" not in done.stderr
 
 
+def test_a_server_on_the_processor_has_no_vram_to_plan():
+    for words in (("sglang-cpu-smoke",), ("--", *LAZY.split(), "--device", "cpu")):
+        done = run(*words)
+        assert done.returncode == 4
+        assert "on the processor (device: cpu)" in done.stderr
+        assert "--gpu" in done.stderr
+
+
 def test_a_card_by_the_number_that_people_call_it():
     """5090 is no card of 5,090 MiB."""
     assert planned("--gpu", "5090", "--", *LAZY.split())["card"] == "rtx-5090"

@@ -9,13 +9,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from dflash_deploy.doctor import environment, planned
 from dflash_deploy.doctor import gpu as checks
 from dflash_deploy.doctor.finding import Status
 from dflash_deploy.machine import nvml
 from dflash_deploy.machine.gpu import Gpu
 from dflash_deploy.watch.units import UnitState
 
-from .builders import gpu, host, process, reading, subject
+from .builders import engine, gpu, host, process, reading, subject
 
 
 def test_a_driver_that_answers_passes():
@@ -194,3 +195,10 @@ def test_a_driver_that_windows_keeps_back_is_mended_there(code: int, monkeypatch
     assert "wsl --update" in problem.fix
     monkeypatch.setattr(nvml.system, "wsl", lambda: None)
     assert "Windows" not in nvml.start_problem(pynvml.NVMLError(code)).message
+
+
+def test_a_profile_for_the_processor_needs_no_card():
+    found = subject(profile="sglang-cpu-smoke", engine=engine())
+    assert checks.driver(found).status is Status.PASS
+    assert environment.cuda(found) is None
+    assert planned.budget(found) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_deploy.doctor import hashes
+from dflash_deploy.doctor import hashes, hub
 from dflash_deploy.doctor import model as checks
 from dflash_deploy.doctor.finding import NotCheckedError, Status
 from dflash_deploy.doctor.subject import Model, Request, Subject
@@ -288,3 +288,13 @@ def test_any_record_of_digests_is_read_without_an_error(
     (records / "a.metadata").write_bytes(text)
     found = hashes.recorded(folder / "a")
     assert found is None or len(found) in (40, 64)
+
+
+def test_a_model_that_everyone_makes_is_not_looked_for_on_the_hub():
+    found = subject(profile="sglang-cpu-smoke")
+    answer = checks.target(found)
+    assert answer is not None
+    assert answer.status is Status.FAIL
+    assert "doctor sglang-cpu-smoke --set model.path=" in (answer.fix or "")
+    assert hub.offline(found).status is Status.PASS
+    assert checks.whole(found) is None

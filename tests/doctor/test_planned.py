@@ -87,7 +87,7 @@ def test_a_card_that_is_too_small_fails():
 
 
 def test_without_card_or_model_nothing_is_planned():
-    nowhere = subject(gpus=reading(), profile="sglang-cpu-smoke")
+    nowhere = subject(gpus=reading(), profile="sglang-cpu-smoke", overrides=("flags.device=cuda",))
     answer = checks.budget(nowhere)
     assert answer is not None
     assert answer.status is Status.UNKNOWN
