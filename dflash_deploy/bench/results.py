@@ -99,7 +99,7 @@ class UserRow(_Part):
     """One request.
 
     Attributes:
-        tokens_per_s: decode speed, from the first chunk to the last.
+        tokens_per_s: decode speed, after the first arrival until the last; None where all came at once.
         wall_s: from sending to the end of the answer.
         digest: stands for the answer's text.
         estimated: the server does not count, so a chunk was taken for a token: there were as many or more.

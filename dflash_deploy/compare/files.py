@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from statistics import median
 
 from dflash_deploy.bench.results import ResultFile, Run, UserRow
-from dflash_deploy.bench.statistics import Comparison, compare
-from dflash_deploy.compare.summary import speed_of, speeds_of, summarize
+from dflash_deploy.bench.statistics import Comparison
+from dflash_deploy.compare.summary import (
+    ENOUGH_LAUNCHES,
+    Speeds,
+    compare_speeds,
+    in_common,
+    launches_of,
+    speed_of,
+    speeds_of,
+    summarize,
+)
 from dflash_deploy.compare.tables import finite, shown
 from dflash_deploy.errors import DeployError, ExitCode
 
@@ -26,7 +35,8 @@ class Pair:
         name: of the run, ``A against B`` where the two are called differently.
         users: requests at once.
         rounds: that were compared, or requests of one user's long load, of the side that has fewer.
-        first: median speed of A, and ``second`` of B; the unit is that of ``speed_of``.
+        launches: in which they were, of the side that has fewer.
+        first: median speed of A in them, and ``second`` of B; the unit is that of ``speed_of``.
         speed: of A against B.
         same_text: texts that are the same to the last byte, of ``compared_text``; None where neither file has
             texts in common.
@@ -35,6 +45,7 @@ class Pair:
     name: str
     users: int
     rounds: int
+    launches: int
     first: float
     second: float
     speed: Comparison
@@ -96,6 +107,11 @@ def as_text(beside: Beside) -> str:
         )
         if pair.same_text is not None:
             lines.append(f"  {pair.same_text} of {pair.compared_text} texts are the same to the last byte")
+    if min(pair.launches for pair in beside.pairs) < ENOUGH_LAUNCHES:
+        lines.append(
+            f"of fewer than {ENOUGH_LAUNCHES} launches: what differs between two starts of one server is not "
+            "in the interval"
+        )
     return "\n".join(lines)
 
 
@@ -106,6 +122,7 @@ def as_json(beside: Beside) -> str:
             "name": pair.name,
             "users": pair.users,
             "rounds": pair.rounds,
+            "launches": pair.launches,
             "first": pair.first,
             "second": pair.second,
             "ratio": finite(pair.speed.ratio),
@@ -141,18 +158,30 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
     found = []
     same, texts = _texts(ours, theirs)
     for users in sorted({key.users for key in a} & {key.users for key in b}):
-        mine = {key: value for key, value in a.items() if key.users == users}
-        yours = {key: value for key, value in b.items() if key.users == users}
-        both = [key for key in mine if key in yours]
-        # Round n asks the same questions in both files, so each is compared with its like.
-        matched = paired and len(both) == len(mine) == len(yours)
-        speed = compare(
-            [mine[key] for key in both] if matched else list(mine.values()),
-            [yours[key] for key in both] if matched else list(yours.values()),
-            paired=matched,
+        # Speed falls with the length of prompts, whatever the server.
+        rungs = {key.rung for key in a} & {key.rung for key in b}
+        mine: Speeds
+        yours: Speeds
+        mine, yours = (
+            {key: value for key, value in side.items() if key.users == users and key.rung in rungs}
+            for side in (a, b)
         )
-        middles = median(mine.values()), median(yours.values())
-        found.append(Pair(name, users, min(len(mine), len(yours)), *middles, speed, same, texts))
+        if paired:
+            mine, yours = in_common(mine, yours)
+        if mine and yours:
+            found.append(
+                Pair(
+                    name,
+                    users,
+                    min(len(mine), len(yours)),
+                    launches_of(mine, yours),
+                    median(mine.values()),
+                    median(yours.values()),
+                    compare_speeds(mine, yours, paired=paired),
+                    same,
+                    texts,
+                )
+            )
     return found
 
 
@@ -177,6 +206,7 @@ def _differences(a: ResultFile, b: ResultFile) -> list[str]:
     if a.kind != b.kind:
         found.append(f"the first is {a.kind}, the second {b.kind}: this says nothing about two machines")
     for what, mine, yours in (
+        ("releases of this tool", *({one.tool_version} for one in (a, b))),
         ("cards", *(_known([_card(one)]) for one in (a, b))),
         ("drivers", *(_known([one.machine.driver if one.machine else None]) for one in (a, b))),
         ("models", *(_known(_model(run) for run in one.runs) for one in (a, b))),

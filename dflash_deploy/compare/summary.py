@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
@@ -11,6 +12,7 @@ from dflash_deploy.bench.results import LoadRows, ResultFile, RoundRow, Run, Tai
 from dflash_deploy.bench.statistics import Comparison, Interval, compare, median_interval
 
 PLAIN = "none"
+_RUNGS_PER_OCTAVE = 32
 ENOUGH_LAUNCHES = 3
 """Launches of each method whose spread can be told from that of rounds."""
 
@@ -110,23 +112,41 @@ def speed_of(users: int) -> tuple[str, Callable[[RoundRow], float | None]]:
 
 
 def compare_runs(ours: Sequence[Run], theirs: Sequence[Run]) -> Comparison | None:
-    """Two sides by the rounds that they have in common; None where there are none.
+    """Two sides by the rounds that they have in common; None where there are none."""
+    a, b = in_common(speeds_of(ours), speeds_of(theirs))
+    return compare_speeds(a, b, paired=True) if a else None
 
-    Round *n* of launch *m* asks both the same questions, so each is compared with its like. From
-    ``ENOUGH_LAUNCHES`` on, launches are compared and not rounds: rounds of one launch share what is peculiar
-    to it, and would make a difference between starts look like one between methods.
+
+def in_common(a: Speeds, b: Speeds) -> tuple[Speeds, Speeds]:
+    """The rounds that both sides have, in one order.
+
+    Round *n* of launch *m* asks both the same questions, so each is compared with its like.
     """
-    a, b = speeds_of(ours), speeds_of(theirs)
     both = [key for key in a if key in b]
-    launches = sorted({key.repeat for key in both})
-    if not both:
-        return None
-    if len(launches) < ENOUGH_LAUNCHES:
-        return compare([a[key] for key in both], [b[key] for key in both], paired=True)
-    of_launch = [
-        [median(side[key] for key in both if key.repeat == launch) for launch in launches] for side in (a, b)
-    ]
-    return compare(*of_launch, paired=True)
+    return {key: a[key] for key in both}, {key: b[key] for key in both}
+
+
+def launches_of(a: Speeds, b: Speeds) -> int:
+    """Of the side that has fewer."""
+    return min(len({key.repeat for key in side}) for side in (a, b))
+
+
+def compare_speeds(a: Speeds, b: Speeds, *, paired: bool) -> Comparison:
+    """Two sides; there is a round of each, and ``paired`` ones are those of ``in_common``.
+
+    From ``ENOUGH_LAUNCHES`` on, launches are compared and not rounds: rounds of one launch share what is
+    peculiar to it, and would make a difference between starts look like one between methods.
+    """
+    if launches_of(a, b) < ENOUGH_LAUNCHES:
+        return compare(list(a.values()), list(b.values()), paired=paired)
+    return compare(_by_launch(a), _by_launch(b), paired=paired)
+
+
+def _by_launch(speeds: Speeds) -> list[float]:
+    launches: dict[int, list[float]] = {}
+    for key, speed in speeds.items():
+        launches.setdefault(key.repeat, []).append(speed)
+    return [median(launches[repeat]) for repeat in sorted(launches)]
 
 
 def _row(name: str, load_name: str | None, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
@@ -187,14 +207,21 @@ def minutes_of(run: Run) -> list[LoadRows]:
 
 
 class RoundKey(NamedTuple):
-    """Rounds, or requests, of one key asked the same questions."""
+    """Rounds, or requests, of one key asked the same questions.
+
+    ``rung`` is the length of the prompts where the protocol sets it: servers count it to a few tokens alike.
+    """
 
     repeat: int
     users: int
     name: str
+    rung: int | None
 
 
-def speeds_of(runs: Sequence[Run]) -> dict[RoundKey, float]:
+Speeds = Mapping[RoundKey, float]
+
+
+def speeds_of(runs: Sequence[Run]) -> Speeds:
     """The figure of ``speed_of`` for each round that counts; of one long load, for each of its requests.
 
     A load of several users has one figure for all of them together, and so one for each round alone.
@@ -203,15 +230,17 @@ def speeds_of(runs: Sequence[Run]) -> dict[RoundKey, float]:
     for run in runs:
         for load in minutes_of(run) or run.loads:
             _, speed = speed_of(load.users)
-            for one in load.counted:
-                values = {one.name: speed(one)}
+            rung = round(_RUNGS_PER_OCTAVE * math.log2(load.prompt_tokens)) if load.prompt_tokens else None
+            for place, one in enumerate(load.counted):
+                name = one.name if rung is None else str(place)
+                values = {name: speed(one)}
                 if load.label is not None and load.users <= 1 and one.users:
                     # One user's requests stand in their order; those of an open loop have numbers.
                     values = {
-                        f"{one.name} {place if load.users else request.user}": request.tokens_per_s
-                        for place, request in enumerate(one.users)
+                        f"{name} {number if load.users else request.user}": request.tokens_per_s
+                        for number, request in enumerate(one.users)
                     }
-                for name, value in values.items():
+                for which, value in values.items():
                     if value:
-                        found[RoundKey(run.repeat, load.users, name)] = value
+                        found[RoundKey(run.repeat, load.users, which, rung)] = value
     return found

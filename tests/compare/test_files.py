@@ -45,11 +45,63 @@ def test_what_makes_a_comparison_doubtful_is_said():
         assert doubt in words
 
 
-def test_rounds_of_unlike_number_are_compared_as_two_heaps():
-    yours = result_of(run_of("dflash", [200.0, 201.0, 202.0, 200.5, 201.5]))
+def test_of_rounds_of_unlike_number_those_are_compared_that_asked_the_same():
+    # The later ones ask what one answers at another speed.
+    yours = result_of(run_of("dflash", [200.0, 201.0, 202.0, *[300.0] * 5]))
     (pair,) = put_beside(MINE, yours).pairs
     assert pair.speed.verdict == "faster"
-    assert pair.rounds == 3
+    assert (pair.rounds, pair.first, pair.second) == (3, 211.0, 201.0)
+
+
+def test_a_ladder_is_compared_length_by_length():
+    def ladder(lengths, faster=1.0):
+        loads = []
+        for tokens in lengths:
+            rows = [
+                UserRow(
+                    user=0,
+                    prompt_tokens=tokens,
+                    output_tokens=128,
+                    ttft_s=0.1,
+                    tokens_per_s=faster * 200_000 / tokens + number,
+                    wall_s=1.0,
+                )
+                for number in range(2)
+            ]
+            played = round_of(f"{tokens} tokens", 50.0).model_copy(update={"users": rows})
+            label = f"{tokens} tokens"
+            loads.append(LoadRows(users=1, label=label, rounds=[played], prompt_tokens=tokens))
+        return result_of(run_of("bench", [1.0], loads=loads))
+
+    # One has room for the short prompts alone, where any server is quicker, and counts a token less of some.
+    long, short = ladder((1024, 2048, 4096, 8192, 16384, 32768), faster=1.1), ladder((1023, 2048, 4095))
+    (pair,) = put_beside(long, short).pairs
+    assert (pair.rounds, pair.speed.verdict) == (6, "faster")
+    assert pair.speed.ratio == pytest.approx(1.1, abs=0.01)
+    other = short.model_copy(update={"workload": long.workload.model_copy(update={"sha256": "1" * 64})})
+    (pair,) = put_beside(long, other, anyway=True).pairs
+    assert pair.first > pair.second, "of the lengths that both have"
+    with pytest.raises(DeployError, match="no load in common"):
+        put_beside(ladder((1024,)), ladder((2048,)))
+
+
+def test_launches_are_compared_where_both_have_some():
+    def launched(*starts):
+        return result_of(
+            *(run_of("x", [start, start + 0.1, start + 0.2], repeat=n) for n, start in enumerate(starts, 1))
+        )
+
+    # Three starts of one server, of which one differs by more than rounds of one start do.
+    beside = put_beside(launched(100.0, 101.5, 100.9), launched(100.0, 100.0, 100.2))
+    assert (beside.pairs[0].rounds, beside.pairs[0].launches) == (9, 3)
+    assert beside.pairs[0].speed.verdict == "indistinguishable"
+    assert "two starts" not in as_text(beside)
+    assert "two starts" in as_text(put_beside(launched(100.0), launched(101.0)))
+
+
+def test_figures_of_another_release_are_told():
+    other = MINE.model_copy(update={"tool_version": "0.2"})
+    assert put_beside(MINE, other).warnings == ("different releases of this tool: 0.1 and 0.2",)
 
 
 @pytest.mark.parametrize(("users", "label"), [(1, "1 user"), (0, "2 requests/s")])
