@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +31,7 @@ class EngineServer(http.server.ThreadingHTTPServer):
     def __init__(self, answers: dict[str, tuple[int, bytes]]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers = answers
+        self.delays_s: dict[str, float] = {}
         self.silent = threading.Event()
         self.keys: set[str | None] = set()
 
@@ -51,6 +53,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             # Asked for something that it never answers.
             self.server.silent.wait()
             return
+        time.sleep(self.server.delays_s.get(self.path, 0))
         status, body = self.server.answers[self.path]
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))

@@ -29,7 +29,7 @@ class Answers:
     """What one server answered within the time there was.
 
     Attributes:
-        health_s: how long ``/health`` took, or the wait without an answer.
+        health_s: how long ``/health`` took by itself, or the wait without an answer.
         first: figures at the beginning, None where its metrics are off; ``last``: at the end.
         moved: tokens were computed meanwhile, by its counters and gauges.
         accept_length: mean since its start, for a server whose metrics are off.
@@ -65,8 +65,9 @@ def ask(base_url: str, *, api_key: str | None, deadline: float) -> Answers:
     began = time.monotonic()
 
     def keep(name: str, call: Callable[[], object]) -> None:
+        asked = time.monotonic()
         answer = call()
-        found[name] = (answer, time.monotonic() - began)
+        found[name] = (answer, time.monotonic() - asked)
 
     left_s = deadline - began - 0.2
     calls: dict[str, Callable[[], object]] = {

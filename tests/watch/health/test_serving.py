@@ -57,6 +57,8 @@ def test_a_dead_scheduler_behind_a_living_http_server_is_critical(launch):
 def test_health_200_at_once_with_a_scheduler_that_is_dead_is_critical():
     # As with SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0.
     with engine_serving(HEALTHY) as engine:
+        # What else is slow there is no sign of life.
+        engine.delays_s["/metrics"] = 1.0
         found = check(engine.url, timeout_s=6.0)
     assert found["health"][0] is Verdict.OK
     assert found["scheduler"][0] is Verdict.CRITICAL
