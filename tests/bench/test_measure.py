@@ -83,7 +83,8 @@ def test_a_round_has_one_clock():
         result = run(url, users=2, time_scale=50)
     first, second = result.per_round
     assert first.total_tokens_per_s == 18 / 2.5
-    assert 0.5 < second.total_tokens_per_s < 18 / 5
+    # By two clocks it would last for hours.
+    assert 18 / 100 < second.total_tokens_per_s * second.latency_s <= 18
     assert second.ttft_s >= 5
 
 
