@@ -27,6 +27,11 @@ from dflash_deploy.bench.standalone import Tell, check_answered, player_at
 from dflash_deploy.bench.statistics import Comparison, compare_live
 from dflash_deploy.errors import DeployError, ExitCode
 
+ALL_AT_ONCE = (
+    "answers of one of the two tell no decode speed, as when they come all at once: the two are compared by "
+    "all tokens over the wall time"
+)
+
 
 def bench_both(
     a: Endpoint,
@@ -90,6 +95,9 @@ def _in_turn(arms: Sequence[_Arm], least: int, most: int) -> tuple[Comparison | 
     try:
         for arm in arms:
             arm.warm_up()
+        by_user = all(arm.tells_user_speed for arm in arms)
+        for arm in arms:
+            arm.by_user = by_user
         return compare_live(arms[0].play, arms[1].play, min_rounds=min(least, most), max_rounds=most), False
     except _BrokenError:
         return None, False
@@ -102,7 +110,11 @@ class _BrokenError(Exception):
 
 
 class _Arm:
-    """One of two live servers, and its rounds until now."""
+    """One of two live servers, and its rounds until now.
+
+    Attributes:
+        by_user: compared by the decode speed of one user, in place of all tokens over the wall time.
+    """
 
     def __init__(
         self,
@@ -124,12 +136,18 @@ class _Arm:
         self._rows: list[RoundRow] = []
         self._results: list[RequestResult] = []
         self._failures: tuple[Failure, ...] = ()
+        self.by_user = True
 
     @property
     def may_be_asked_plainly(self) -> bool:
         """It refused its first round, which held more than OpenAI's interface has."""
         kinds = {one.kind for one in self._failures}
         return self._endpoint.extras and not self._rows and kinds == {"refused"}
+
+    @property
+    def tells_user_speed(self) -> bool:
+        """One user is asked at a time, and its answers came token by token until now."""
+        return self._users == 1 and all(row.user_tokens_per_s for row in self._rows)
 
     def warm_up(self) -> None:
         for turn in turns(self._protocol.warm_up, 0):
@@ -139,7 +157,12 @@ class _Arm:
         """One round that counts: its speed."""
         number = sum(row.counts for row in self._rows)
         row = self._play(Turn(f"round {number + 1}", "r", number, counts=True))
-        return row.tokens_per_s if self._users > 1 else row.user_tokens_per_s or row.tokens_per_s
+        speed = row.user_tokens_per_s if self.by_user else row.tokens_per_s
+        if not speed:
+            what = "decode speed in answers that come all at once" if row.tokens_per_s else "tokens by usage"
+            self._failures = (Failure(kind="uncounted", count=1, example=f"{row.name}: no {what}"),)
+            raise _BrokenError
+        return speed
 
     def run(self) -> Run:
         """What it has come to."""
@@ -155,6 +178,7 @@ class _Arm:
                 "accept_length": figures.accept_length if figures else None,
                 "notes": [
                     *([] if self._endpoint.extras else [PLAINLY]),
+                    *([ALL_AT_ONCE] if self._users == 1 and not self.by_user else []),
                     *([UNCOUNTED] if any(one.tokens_estimated for one in self._results) else []),
                 ],
             }

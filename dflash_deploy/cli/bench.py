@@ -247,7 +247,10 @@ def run(
         if out is not None and not any(run.loads for run in result.runs):
             tell(f"{out} is not written: nothing was measured")
     if found is not None:
-        typer.echo(found.sentence("A", "B"), err=chosen_form is not Format.TEXT)
+        doubts = "".join(
+            f"; but {one.name} is {one.outcome}" for one in result.runs if one.outcome != "served"
+        )
+        typer.echo(found.sentence("A", "B") + doubts, err=chosen_form is not Format.TEXT)
     if result.interrupted:
         typer.echo("cut short: this is what had been measured", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED)

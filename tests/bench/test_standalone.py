@@ -19,6 +19,7 @@ from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.protocols import PROTOCOLS
 from dflash_deploy.bench.results import ResultFile, read_result, write_result
 from dflash_deploy.bench.standalone import bench
+from dflash_deploy.bench.statistics import compare
 from dflash_deploy.cli import main
 from dflash_deploy.errors import DeployError, ExitCode
 from tests.compare.samples import result_of, run_of
@@ -159,6 +160,40 @@ def test_a_slower_server_is_told_from_a_faster_one():
     found = json.loads(ended.stdout)["comparison"]
     assert found["verdict"] == "slower"
     assert found["low"] < found["ratio"] < found["high"] < 1
+
+
+def test_where_one_of_two_tells_no_decode_speed_both_are_compared_by_all_tokens():
+    usage = {"prompt_tokens": 7, "completion_tokens": 44}
+    events = (json.dumps({"choices": [{"delta": {"content": text}}]}).encode() for text in SENTENCES)
+    # As a proxy gives it that holds back all until the end; as long as the other in all.
+    at_once = Script(
+        raw=b"".join(b"data: %s\n\n" % event for event in events), pieces=(), first_wait_s=0.1, usage=usage
+    )
+    with serving(replace(SOUND, wait_s=0.05)) as (url, _), serving(at_once) as (proxy, _):
+        protocol = changed("write-up-single", Changes(rounds=3, output_tokens=44))
+        result, found = bench_both(Endpoint(url), Endpoint(proxy), protocol, most_rounds=3)
+    assert [one.loads[0].rounds[-1].user_tokens_per_s is None for one in result.runs] == [False, True]
+    assert found is not None
+    speeds = [[one.tokens_per_s for one in run.loads[0].counted] for run in result.runs]
+    assert found.ratio == compare(*speeds, paired=True).ratio
+    assert all("tell no decode speed" in "".join(run.notes) for run in result.runs)
+
+
+@pytest.mark.parametrize("users", ["1", "2"])
+def test_a_server_that_claims_no_tokens_has_no_speed_to_compare(users):
+    with serving(SOUND) as (url, _), serving(replace(SOUND, usage={"completion_tokens": 0})) as (other, _):
+        ended = tool(url, "--against", other, "--users", users, "--output-tokens", "44", "-q")
+    assert ended.returncode == ExitCode.FAILED
+    assert "no tokens by usage" in ended.stdout
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_faster_server_whose_answers_are_wrong_is_said_to_be_that():
+    noise = replace(SOUND, pieces=("\ufffd\x00" * 30,) * 3, wait_s=0.005)
+    with serving(SOUND) as (url, _), serving(noise) as (other, _):
+        ended = tool(other, "--against", url, "--cold", "0", "--most-rounds", "3", "-q")
+    assert ended.returncode == ExitCode.FAILED
+    assert ended.stdout.splitlines()[-1].endswith("; but A is unfit")
 
 
 def test_wrong_answers_and_failures_are_results_with_an_exit_status(tmp_path):
