@@ -74,10 +74,12 @@ class Answer:
     """What has come so far.
 
     Attributes:
+        prompt_id: of what was asked.
         ends_freely: no length was asked for.
         thought_tokens: of ``output_tokens``, by the server's count; ``thinks_aloud`` where they were shown.
     """
 
+    prompt_id: str = ""
     ends_freely: bool = False
     pieces: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)

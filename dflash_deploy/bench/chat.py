@@ -149,7 +149,7 @@ async def prepare(
     if together is not None:
         headers["x-simulated-together"] = together
     request = address.post("/v1/chat/completions", body_of(endpoint, prompt, sampling), headers)
-    answer = Answer(ends_freely=prompt.ends_freely)
+    answer = Answer(prompt.id, ends_freely=prompt.ends_freely)
     try:
         return Question(await connect(address, tls, answer.take, reader), answer, request, patience)
     except Failure as failure:
@@ -174,6 +174,7 @@ def _result(
     steps = count(answer.spec.get("spec_verify_ct"))
     return RequestResult(
         user=user,
+        prompt_id=answer.prompt_id,
         prompt_tokens=answer.prompt_tokens or 0,
         output_tokens=tokens if failure is None or not estimated else 0,
         sent_s=times.sent_s,

@@ -74,6 +74,7 @@ class RequestResult:
         tool_calls: made by the model.
         waited_s: from the moment at which it was due until it was sent.
         ends_freely: no length was asked for.
+        prompt_id: of the question, whatever salt it began with.
     """
 
     user: int
@@ -99,6 +100,7 @@ class RequestResult:
     tool_calls: tuple[ToolCall, ...] = ()
     waited_s: float = 0.0
     ends_freely: bool = False
+    prompt_id: str = ""
 
     @property
     def arrivals(self) -> Iterator[tuple[float, int]]:

@@ -41,7 +41,8 @@ def find_faults(
         for fault, example in faults.items():
             found.setdefault(fault, []).append(example)
     texts = {request.text for request in requests}
-    if read_text and len(requests) > 1 and len(texts) == 1 and len(next(iter(texts))) >= _LEAST_SAME:
+    several = len({request.prompt_id for request in requests}) > 1
+    if read_text and several and len(texts) == 1 and len(next(iter(texts))) >= _LEAST_SAME:
         found["same-answer"] = [excerpt(requests[0].text)] * len(requests)
     return tuple(
         f"{fault}: {len(examples)} of {len(requests)} answers, for example {examples[0]}"

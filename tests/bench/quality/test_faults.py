@@ -29,7 +29,7 @@ CHINESE = (
 )
 
 
-def answer(text, tokens=None, chunks=1):
+def answer(text, tokens=None, chunks=1, prompt_id=""):
     return RequestResult(
         user=0,
         prompt_tokens=10,
@@ -40,6 +40,7 @@ def answer(text, tokens=None, chunks=1):
         total_s=1.1,
         text=text,
         chunks=chunks,
+        prompt_id=prompt_id,
     )
 
 
@@ -121,7 +122,8 @@ def test_text_absurdly_long_or_short_for_its_tokens():
 
 
 def test_one_text_for_every_question():
-    faults = find_faults([answer(GOOD), answer(GOOD)], None)
+    faults = find_faults([answer(GOOD, prompt_id="a"), answer(GOOD, prompt_id="b")], None)
+    assert not find_faults([answer(GOOD, prompt_id="a")] * 2, None), "one question has one answer"
     assert [fault.split(":")[0] for fault in faults] == ["same-answer"]
 
 
