@@ -148,7 +148,8 @@ class Server:
 
         A process that ends closes its sockets first, and is gone only when the memory of its card is given
         back: clients see it fail while it still seems to run. So one that no longer listens, or whose log
-        tells of a fatal error, gets ``within_s`` to end before it counts as running.
+        tells of a fatal error, gets ``within_s`` to end before it counts as running. The last words of one
+        that has ended are known then.
         """
         deadline = time.monotonic() + within_s
         while self.alive:
@@ -158,6 +159,8 @@ class Server:
             if time.monotonic() > deadline:
                 return True
             time.sleep(_POLL_S)
+        if self._log is not None:
+            self._log.finish(_SETTLE_S)
         return False
 
     @property

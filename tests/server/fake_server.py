@@ -23,6 +23,7 @@ TROUBLES = (
     "ignore-sigterm",
     "fail-later",
     "slow-death",
+    "last-words",
     "family",
     "megabytes",
     "odd-bytes",
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--shared-memory", type=Path, default=Path("/dev/shm"))  # noqa: S108
     options = parser.parse_args()
     trouble = options.trouble
-    if trouble in ("fail-later", "slow-death"):
+    if trouble in ("fail-later", "slow-death", "last-words"):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 
     signal.signal(
@@ -160,6 +161,10 @@ def main() -> None:
     if trouble == "fail-later":
         signal.sigwait([signal.SIGUSR1])
         out_of_memory()
+    if trouble == "last-words":
+        signal.sigwait([signal.SIGUSR1])
+        out_of_memory()
+        os.kill(os.getpid(), signal.SIGKILL)
     if trouble == "slow-death":
         # As a server whose card's memory has to be given back before the process is gone.
         signal.sigwait([signal.SIGUSR1])

@@ -131,6 +131,26 @@ class TestServing:
             assert not server.survives(within_s=60)
         assert server.exit_status == -signal.SIGKILL
 
+    def test_what_one_said_last_is_known_with_its_end(self, launch, tmp_path):
+        with Server(launch("last-words"), tmp_path / "run") as server:
+            server.start()
+            held, ended = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                """Keep the log from being read, as a busy machine may."""
+                with server._log._changed:
+                    held.set()
+                    ended.wait(60)
+
+            threading.Thread(target=hold).start()
+            held.wait(60)
+            os.kill(server.pid, signal.SIGUSR1)
+            wait_until(lambda: not server.alive, "the death")
+            threading.Timer(0.3, ended.set).start()
+            assert not server.survives()
+            assert "Not enough memory" in server.log_path.read_text()
+            assert "Not enough memory" in server.boot.failure.message
+
     def test_boot_time_is_in_the_servers_own_time(self, launch, tmp_path):
         with Server(launch(time_scale=1000.0), tmp_path / "run") as server:
             outcome = server.start()
