@@ -232,15 +232,20 @@ def test_names_that_lead_elsewhere(name, said):
 def test_cut_short_and_run_again(installer, moment, number, tool: Tool, tmp_path):
     path = write_pin(tmp_path)
     command = ["env", "create", "main", "--pin", str(path), "--installer", installer]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dflash_deploy", *command], stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr
-    for line in process.stderr:
-        if line.startswith(moment):
-            process.send_signal(number)
+    for _ in range(20):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dflash_deploy", *command], stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr
+        for line in process.stderr:
+            if line.startswith(moment):
+                process.send_signal(number)
+                break
+        process.communicate(timeout=60)
+        if process.returncode != 0:
             break
-    process.communicate(timeout=60)
+        # On a busy machine all may be done before the signal comes.
+        shutil.rmtree(root())
     assert process.returncode != 0
     assert list_environments()[0] == []
     if number is signal.SIGTERM:
