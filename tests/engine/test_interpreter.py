@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dflash_deploy.engine.interpreter import ask, owner_besides_root
@@ -61,12 +62,17 @@ def test_what_never_ends_is_ended_with_all_that_it_started(tmp_path: Path) -> No
     assert quick.status == 0
     for answer in (slow, quick):
         gone_by = time.monotonic() + 60
-        while Path(f"/proc/{int(answer.output)}/cmdline").exists() and time.monotonic() < gone_by:
-            if not Path(f"/proc/{int(answer.output)}/cmdline").read_bytes():
-                break  # ended, and not yet reaped by its new parent
+        while runs(int(answer.output)):
+            assert time.monotonic() < gone_by
             time.sleep(0.05)
-        else:
-            assert not Path(f"/proc/{int(answer.output)}").exists()
+
+
+def runs(pid: int) -> bool:
+    """Not when it has ended and is not yet reaped by its new parent."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_an_interrupted_question_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -248,8 +249,15 @@ def test_a_probe_that_is_killed_leaves_no_back_end_running(tmp_path: Path) -> No
     finally:
         probe.kill()
         probe.wait()
-    state = Path(f"/proc/{Path(f'{told}-whole').read_text()}/stat")
-    until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+    child_pid = int(Path(f"{told}-whole").read_text())
+
+    def ended() -> bool:
+        try:
+            return psutil.Process(child_pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    until(ended)
 
 
 def until(true: Callable[[], bool]) -> None:
