@@ -123,7 +123,17 @@ def members(main: Identity, token: str, known: Iterable[Identity] = ()) -> tuple
 def writers(pipe: int) -> tuple[Identity, ...]:
     """Every process but this one that has a pipe open, given its inode, as far as can be seen."""
     others = (process.identity for process in _all() if process.identity.pid != os.getpid())
-    return tuple(other for other in others if _has_open(other.pid, f"pipe:[{pipe}]"))
+    return tuple(other for other in others if f"pipe:[{pipe}]" in open_files(other.pid))
+
+
+def open_files(pid: int) -> frozenset[str]:
+    """What a process has open, as far as can be seen."""
+    found = set()
+    with suppress(OSError):
+        for descriptor in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):  # closed just now; the others are open all the same
+                found.add(str(descriptor.readlink()))
+    return frozenset(found)
 
 
 def end(
@@ -176,13 +186,6 @@ def _read(pid: int) -> _Process | None:
         session=int(fields[3]),
         zombie=fields[0] in (b"Z", b"X"),
     )
-
-
-def _has_open(pid: int, target: str) -> bool:
-    try:
-        return any(str(file.readlink()) == target for file in (_PROC / str(pid) / "fd").iterdir())
-    except OSError:
-        return False
 
 
 def _carries(pid: int, token: str) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+
+from dflash_deploy.server.processes import open_files
 
 _PROC = Path("/proc")
 _FOLDER = Path("/dev/shm")  # noqa: S108
@@ -19,7 +22,7 @@ semaphores of Python's multiprocessing."""
 
 def held_by(pids: Iterable[int]) -> frozenset[str]:
     """Names of an engine's shared-memory files that these processes have open or mapped."""
-    held = {Path(path) for pid in pids for path in _held(_PROC / str(pid))}
+    held = {Path(path) for pid in pids for path in _held(pid)}
     return frozenset(path.name for path in held if path.parent == _FOLDER and path.name.startswith(_PREFIXES))
 
 
@@ -36,7 +39,9 @@ def remove_leftovers(seen: Iterable[str]) -> tuple[str, ...]:
     left = [path for path in left if _is_ours(path)]
     if not left:
         return ()
-    held = {path for process in _PROC.iterdir() if process.name.isdecimal() for path in _held(process)}
+    held = {
+        path for process in _PROC.iterdir() if process.name.isdecimal() for path in _held(int(process.name))
+    }
     stubborn = []
     for path in left:
         if str(path) not in held:
@@ -54,16 +59,11 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _held(process: Path) -> Iterator[str]:
+def _held(pid: int) -> Iterator[str]:
     """What a process holds in shared memory, as far as can be seen."""
     folder = f"{_FOLDER}/"
-    try:
-        for line in (process / "maps").read_text(errors="replace").splitlines():
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
             if folder in line:
                 yield line[line.index(folder) :]
-        for descriptor in (process / "fd").iterdir():
-            target = str(descriptor.readlink())
-            if target.startswith(folder):
-                yield target
-    except OSError:
-        return
+    yield from (path for path in open_files(pid) if path.startswith(folder))

@@ -2,6 +2,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +37,29 @@ def test_writers_of_a_pipe_are_others_that_have_it_open():
         process.kill()
         process.wait(30)
         assert processes.writers(inode) == ()
+
+
+BUSY = """
+import os, sys, threading
+os.dup2(1, 100)
+os.close(1)
+def turn_over():
+    while True:
+        for number in [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]:
+            os.close(number)
+for _ in range(2):
+    threading.Thread(target=turn_over).start()
+print("ready", file=sys.stderr, flush=True)
+"""
+
+
+def test_files_that_are_closed_meanwhile_hide_no_other():
+    command = [sys.executable, "-S", "-c", BUSY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        inode = os.fstat(process.stdout.fileno()).st_ino
+        process.stderr.readline()
+        try:
+            seen = [f"pipe:[{inode}]" in processes.open_files(process.pid) for _ in range(100)]
+        finally:
+            process.kill()
+    assert all(seen)
