@@ -10,6 +10,10 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import IO
+
+_ROOM_BYTES = 1 << 20
+"""More than any record takes that is written at the end of something long."""
 
 
 def read_regular(path: Path, *, most_bytes: int) -> bytes:
@@ -39,6 +43,29 @@ def check_place(path: Path) -> None:
         number = errno.EISDIR if path.is_dir() else errno.EINVAL
         raise OSError(number, os.strerror(number) if path.is_dir() else "it is no regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def hold_room(folder: Path) -> IO[bytes]:
+    """Keep room for a record on the disk of ``folder`` until what is returned is closed.
+
+    So that what took long to measure can be written although the disk has filled up meanwhile. It has no
+    name: however this process ends, nothing of it is left.
+
+    Raises:
+        OSError: there is no room now, or the folder is not writable.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the caller closes it
+        try:
+            os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+        except BaseException:
+            file.close()
+            raise
+    except OSError as error:
+        error.filename = str(folder)
+        raise
+    return file
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from dflash_deploy.cli.options import AsJson, Form, Format, Python, ResultOut, tell
-from dflash_deploy.errors import ExitCode
+from dflash_deploy.errors import DeployError, ExitCode
 
 _SIMULATED_SPEED = 100.0
 
@@ -121,8 +123,7 @@ def compare(
     if out is not None:
         check_writable(out)
     place = Place(python, host, port)
-    interrupted = False
-    with stop_once():
+    with stop_once() as asked:
         for sentence in end_orphans():
             typer.echo(sentence, err=True)
         if resume:
@@ -145,23 +146,37 @@ def compare(
             )
             folder, record, rig = begin(wanted, place)
         tell(f"comparison {record.name} in {folder}")
-        try:
+        with _resumable(record.name):
+            ending: KeyboardInterrupt | DeployError | None = None
             with locked(folder):
-                run_all(folder, record, rig, lambda text: tell(shown(text)))
-        except KeyboardInterrupt:
-            interrupted = True
-        result = result_of(folder, record)
-    if redact:
-        result = redacted(result)
-    render = {Format.TEXT: as_text, Format.JSON: as_json, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
-    try:
-        if out is not None and result.runs:
-            write_result(out, result)
-    finally:
-        # A disk that is full takes the file, and not what is seen.
-        typer.echo(render[Format.JSON if json else form](result).rstrip("\n"))
-    if interrupted:
-        typer.echo(f"go on with it: dflash-deploy compare --resume --name {record.name}", err=True)
-        raise typer.Exit(ExitCode.INTERRUPTED)
+                try:
+                    run_all(folder, record, rig, lambda text: tell(shown(text)), asked)
+                except (KeyboardInterrupt, DeployError) as stopped:
+                    ending = stopped
+                result = result_of(folder, record)
+            if isinstance(ending, DeployError) and not result.runs:
+                raise ending
+            if redact:
+                result = redacted(result)
+            render = {Format.JSON: as_json, Format.MARKDOWN: as_markdown, Format.CSV: as_csv}
+            text = render.get(Format.JSON if json else form, as_text)(result)
+            try:
+                if out is not None and result.runs:
+                    write_result(out, result)
+            finally:
+                # A disk that is full takes the file, and not what is seen.
+                typer.echo(text.rstrip("\n"))
+            if ending is not None:
+                raise ending
     if all(run.outcome != "served" for run in result.runs):
         raise typer.Exit(ExitCode.FAILED)
+
+
+@contextmanager
+def _resumable(name: str) -> Iterator[None]:
+    """Ctrl-C within says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"go on with it: dflash-deploy compare --resume --name {name}", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None

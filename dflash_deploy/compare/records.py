@@ -105,6 +105,8 @@ def claim(name: str | None, profile_name: str) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
+            if _is_nothing_yet(folder):
+                return folder
             raise DeployError(
                 f"there is a comparison {name} already",
                 fix=f"go on with it: dflash-deploy compare --resume --name {name}; or take another --name",
@@ -119,6 +121,11 @@ def claim(name: str | None, profile_name: str) -> Path:
             folder.mkdir(parents=True)
             return folder
         number += 1
+
+
+def _is_nothing_yet(folder: Path) -> bool:
+    """Whoever claimed it was killed before it was a comparison."""
+    return all(one.name.startswith(".comparison.json.") for one in folder.iterdir())
 
 
 def find(name: str | None) -> Path:

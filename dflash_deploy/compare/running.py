@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ from dflash_deploy.compare.records import (
     write_record,
 )
 from dflash_deploy.engine.sglang.command import Method
+from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import hold_room
 from dflash_deploy.machine.cards import load_card
 from dflash_deploy.profile.load import find as find_profile
 from dflash_deploy.profile.load import load_profile
@@ -37,6 +40,7 @@ from dflash_deploy.server.process import Server
 from dflash_deploy.serving_env.current import default_python
 from dflash_deploy.tune.launching import Simulated, values
 from dflash_deploy.tune.opening import Place, card_here, real_rig, simulated_rig
+from dflash_deploy.tune.signals import Asked
 from dflash_deploy.tune.study import Rig
 from dflash_deploy.tune.trial import degradation
 
@@ -98,9 +102,8 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
         output_tokens=wanted.output_tokens or profile.workload.output_tokens,
         rounds=wanted.rounds or profile.measure.rounds,
     )
-    folder = claim(wanted.name, find_profile(wanted.profile).stem)
     record = ComparisonRecord(
-        name=folder.name,
+        name=wanted.name or "",
         created=datetime.now(UTC),
         tool_version=__version__,
         simulated=simulated,
@@ -118,6 +121,8 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
         machine=machine_here(wanted.simulate.card if wanted.simulate else None),
         workload=workload_of(protocol, _OPTIONS),
     )
+    folder = claim(wanted.name, find_profile(wanted.profile).stem)
+    record = record.model_copy(update={"name": folder.name})
     try:
         write_record(folder / "comparison.json", record)
     except BaseException:
@@ -144,13 +149,32 @@ def schedule(record: ComparisonRecord) -> Iterator[tuple[ArmRecord, int]]:
             yield arm, repeat
 
 
-def run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell) -> None:
+def run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell, asked: Asked) -> None:
     """Run what has not been run yet; each run's file is written as it ends.
 
+    One Ctrl-C while a server stops that has been measured waits until that run is written.
+
     Raises:
-        DeployError: what a person must fix before any run can go on.
+        DeployError: what a person must fix before any run can go on; its fix tells how.
         KeyboardInterrupt: what had ended is kept, and the server is stopped.
     """
+    on = f"dflash-deploy compare --resume --name {record.name}"
+    try:
+        _run_all(folder, record, rig, tell, asked)
+    except BrokenPipeError:  # who read what we print has left: no file's fault
+        raise
+    except OSError as error:
+        raise DeployError(
+            f"{error.filename or folder} cannot be written: {error.strerror or error}",
+            fix=f"make room there or mend its permissions, then {on}",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
+    except DeployError as error:
+        fix = f"{error.fix}, then {on}" if error.fix else on
+        raise DeployError(error.message, fix=fix, exit_code=error.exit_code) from error
+
+
+def _run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell, asked: Asked) -> None:
     steps = list(schedule(record))
     for number, (arm, repeat) in enumerate(steps, 1):
         path = run_path(folder, arm.method, repeat)
@@ -162,16 +186,48 @@ def run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell) -> Non
         def told(text: str, title: str = title) -> None:
             tell(f"{title}: {text}")
 
+        def finish_first(told: Tell = told) -> AbstractContextManager[None]:
+            return asked.finished_first(lambda: told("ending when this launch is written"))
+
         told("launching")
-        ended = run_one(record, arm, repeat=repeat, folder=path.with_suffix(""), rig=rig, tell=told)
-        write_record(path, ended)
+        with ExitStack() as finishing:
+            with hold_room(path.parent):
+                ended = run_one(
+                    record,
+                    arm,
+                    repeat=repeat,
+                    folder=path.with_suffix(""),
+                    rig=rig,
+                    tell=told,
+                    on_measured=lambda: finishing.enter_context(finish_first()),
+                )
+            write_record(path, ended)
         told(ended.run.outcome + (f": {ended.run.reason}" if ended.run.reason else ""))
+        if asked.politely:
+            raise KeyboardInterrupt
 
 
 def run_one(
-    record: ComparisonRecord, arm: ArmRecord, *, repeat: int, folder: Path, rig: Rig, tell: Tell
+    record: ComparisonRecord,
+    arm: ArmRecord,
+    *,
+    repeat: int,
+    folder: Path,
+    rig: Rig,
+    tell: Tell,
+    on_measured: Callable[[], object],
 ) -> RunRecord:
-    """Launch one method, load it, examine it, stop it. However it goes, the result is a record."""
+    """Launch one method, load it, examine it, stop it. However it goes, the result is a record.
+
+    Args:
+        record: what was asked.
+        arm: the method.
+        repeat: which launch of it, from 1.
+        folder: for the server's log.
+        rig: what it runs on.
+        tell: is told where it stands.
+        on_measured: called when nothing is left to do but to stop the server.
+    """
     begun = time.monotonic()
     launcher = rig.launcher
     launch = launcher.launch(arm.flags, launcher.port or free_port(launcher.host))
@@ -185,6 +241,7 @@ def run_one(
         else:
             endpoint = replace(discover(launch.base_url), time_scale=launch.time_scale)
             run, examination = _measured(record, arm, endpoint, rig, tell)
+            on_measured()
             run = run.model_copy(update={"boot_s": started.boot_s})
             missing = degradation(started.boot, record.users)
             if missing and run.outcome == "served":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dflash_deploy import __version__, calibration, paths
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.files import hold_room
 from dflash_deploy.lock import exclusive_file
 from dflash_deploy.machine.cards import Card, load_card
 from dflash_deploy.profile.schema import Profile
@@ -141,7 +142,7 @@ def _claim(name: str) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            if not any(folder.iterdir()):
+            if all(one.name.startswith(".study.json.") for one in folder.iterdir()):
                 return folder  # whoever claimed it was killed before it was a study
             raise DeployError(
                 f"there is a study named {name} already",
@@ -467,7 +468,10 @@ class _Run:
             return
         begun = time.monotonic()
         try:
-            with self._asked.finished_first(self._say_asked):
+            with (
+                self._asked.finished_first(self._say_asked),
+                hold_room(trial_folder(self._folder, candidate.number)),
+            ):
                 record = run_trial(
                     candidate,
                     folder=self._folder,

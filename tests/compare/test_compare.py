@@ -91,6 +91,28 @@ def test_what_had_ended_is_kept_when_it_is_cut_short(tool):
     assert first.read_text() == kept
 
 
+def test_a_launch_that_has_been_measured_is_kept_whatever_comes(tool):
+    """Ctrl-C while its server stops; then a disk that has room for nothing more."""
+    with tool.start(*command(tool, "--methods", "none,ngram", "--name", "c", "--no-exam")) as process:
+        while "none (1/2): stopping" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == ExitCode.INTERRUPTED, err
+    assert "none (1/2): served" in err
+    assert "ngram" not in err
+    assert "--resume --name c" in err
+    assert run_path(folder_of(tool, "c"), "none", 1).exists()
+
+    # A limit on the size of files refuses writes as a full disk does, and needs no disk to fill.
+    ended = tool.wrapped('ulimit -f 100; exec "$@"', "compare", "--resume", "--json")
+    assert ended.code == ExitCode.UNAVAILABLE, ended.err
+    assert [row["method"] for row in ended.result["summary"]] == ["none"]
+    assert "cannot be written: File too large" in ended.err
+    assert "then dflash-deploy compare --resume --name c" in ended.err
+    assert tool.servers() == []
+
+
 def test_methods_that_do_not_start_or_answer_rubbish_are_results(tool):
     ended = tool.run(*command(tool, "--methods", "none", "--json", "--no-exam"), DFLASH_SIM_FAULT="garbage")
     assert ended.code == ExitCode.FAILED
@@ -115,11 +137,17 @@ def test_what_a_person_must_mend_is_said_before_any_launch(tool):
 def test_names_are_names_and_each_is_taken_once(tool, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tool.home / "state"))
     assert claim("a", "p") == folder_of(tool, "a")
-    for wrong in ("a", "../x", "", "-x"):
+    for wrong in ("../x", "", "-x"):
         with pytest.raises(DeployError):
             claim(wrong, "p")
     assert claim(None, "p").name.startswith("p-")
     assert claim(None, "p") != claim(None, "p")
+    # Whoever claimed it was killed before it was a comparison.
+    (folder_of(tool, "a") / ".comparison.json.x1y2z3").touch()
+    assert claim("a", "p") == folder_of(tool, "a")
+    (folder_of(tool, "a") / "comparison.json").touch()
+    with pytest.raises(DeployError, match="already"):
+        claim("a", "p")
 
 
 def test_a_comparison_that_could_not_be_begun_leaves_its_name_free(tool, monkeypatch):
