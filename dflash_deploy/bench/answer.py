@@ -74,12 +74,13 @@ class Answer:
     """What has come so far.
 
     Attributes:
-        prompt_id: of what was asked.
+        prompt_id: of what was asked; ``long`` where it wants about a thousand tokens.
         ends_freely: no length was asked for.
         thought_tokens: of ``output_tokens``, by the server's count; ``thinks_aloud`` where they were shown.
     """
 
     prompt_id: str = ""
+    long: bool = True
     ends_freely: bool = False
     pieces: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)

@@ -149,7 +149,7 @@ async def prepare(
     if together is not None:
         headers["x-simulated-together"] = together
     request = address.post("/v1/chat/completions", body_of(endpoint, prompt, sampling), headers)
-    answer = Answer(prompt.id, ends_freely=prompt.ends_freely)
+    answer = Answer(prompt.id, long=prompt.long, ends_freely=prompt.ends_freely)
     try:
         return Question(await connect(address, tls, answer.take, reader), answer, request, patience)
     except Failure as failure:
@@ -175,6 +175,7 @@ def _result(
     return RequestResult(
         user=user,
         prompt_id=answer.prompt_id,
+        long=answer.long,
         prompt_tokens=answer.prompt_tokens or 0,
         output_tokens=tokens if failure is None or not estimated else 0,
         sent_s=times.sent_s,

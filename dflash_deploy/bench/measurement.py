@@ -74,7 +74,7 @@ class RequestResult:
         tool_calls: made by the model.
         waited_s: from the moment at which it was due until it was sent.
         ends_freely: no length was asked for.
-        prompt_id: of the question, whatever salt it began with.
+        prompt_id: of the question, whatever salt it began with; ``long`` where it wants a long answer.
     """
 
     user: int
@@ -101,6 +101,7 @@ class RequestResult:
     waited_s: float = 0.0
     ends_freely: bool = False
     prompt_id: str = ""
+    long: bool = True
 
     @property
     def arrivals(self) -> Iterator[tuple[float, int]]:

@@ -12,8 +12,9 @@ from dflash_deploy.bench.quality.schema import misfit
 from dflash_deploy.bench.quality.text import excerpt, script_shares, text_faults
 from dflash_deploy.bench.workloads import Prompt
 
-_WORD = re.compile(r"[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
-_THOUSANDS = re.compile(r"(?<=\d)[,\u202f\u00a0](?=\d{3}\b)")
+_WORD = re.compile(r"[0-9]+\.[0-9]+|[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
+_NUMBER = re.compile(r"(?<![0-9A-Za-z_])(?<![0-9]\.)(?:(?<![)\]}])[-−])?[0-9]+(?:\.[0-9]+)?")  # noqa: RUF001
+_THOUSANDS = re.compile(r"(?<=\d)(?:[,\u202f\u00a0]|\{,\}|\\,)(?=\d{3}\b)")
 _FENCED = re.compile(r"```[\w-]*\n(.*?)\n?```", re.DOTALL)
 _MOST_BETWEEN = 6
 """Words that may stand between those of an answer that is a list."""
@@ -25,6 +26,23 @@ _LEAST_LETTERS = 40
 _OWN_SHARE = 0.1
 """Share of the letters from which a script belongs to a text."""
 
+_TAKES_OVER = 0.5
+"""Share of the letters from which a script has taken over a text."""
+
+_KANA_TAKES_OVER = 0.25
+"""The same of Japan's, which stand among as many of China's."""
+
+_TRADITIONAL = (
+    "這們來對時會說國為學過還樣經發問間開關長門見車東書點邊頭讓給覺實現從種產應該話誰認愛處電動體氣萬與業兩聲變親聽讀寫"
+    "買賣錢線紅綠語請謝難熱風飛魚鳥馬"
+)
+_SIMPLIFIED = (
+    "这们来对时会说国为学过还样经发问间开关长门见车东书点边头让给觉实现从种产应该话谁认爱处电动体气万与业两声变亲听读写"
+    "买卖钱线红绿语请谢难热风飞鱼鸟马"
+)
+"""The same letters, common ones that each form alone has."""
+
+_LEAST_FORMS = 6
 _COLLAPSED = 0.08
 _LEAST_EXPECTED = 300
 _LONG_CHARS = 300
@@ -100,10 +118,10 @@ def misses(prompt: Prompt, answer: Answer) -> str | None:
 
 def holds(text: str, answer: str) -> bool:
     """Whether the words of an answer stand in the text, in their order and near each other."""
-    wanted, said = _words(answer), _words(text)
-    if len(wanted) == 1 and wanted[0].isdigit():
+    if _NUMBER.fullmatch(_plainly(answer)):
         # Any number may turn up on the way to the result.
-        return wanted[0] in [word for word in said if word.isdigit()][-_LAST_NUMBERS:]
+        return _numbers(answer)[0] in _numbers(text)[-_LAST_NUMBERS:]
+    wanted, said = _words(answer), _words(text)
     for start, word in enumerate(said):
         if word != wanted[0]:
             continue
@@ -144,9 +162,14 @@ def _wrong_call(tool: object, answer: Answer) -> str | None:
 def _parsed(text: str) -> tuple[object, str | None]:
     fenced = _FENCED.search(text)
     try:
-        return json.loads((fenced.group(1) if fenced else text).strip()[:_LARGEST_JSON]), None
+        written = (fenced.group(1) if fenced else text).strip()[:_LARGEST_JSON]
+        return json.loads(written, parse_constant=_refuse), None
     except (ValueError, RecursionError):
         return None, "no JSON"
+
+
+def _refuse(word: str) -> object:
+    raise ValueError(f"{word} is no number")
 
 
 def _foreign(prompt: Prompt, text: str) -> str | None:
@@ -157,14 +180,36 @@ def _foreign(prompt: Prompt, text: str) -> str | None:
         return None
     letters = "".join(char for char in text if char.isalpha())
     for part, where in ((letters, "the answer"), (letters[-len(letters) // 3 :], "the end")):
-        shares = script_shares(part)
-        if len(part) >= _LEAST_LETTERS and (script := next(iter(shares))) not in own and shares[script] > 0.5:
-            return f"{where} is in {script}"
+        if len(part) < _LEAST_LETTERS:
+            continue
+        for script, share in script_shares(part).items():
+            if script not in own and share > (_KANA_TAKES_OVER if script == "KANA" else _TAKES_OVER):
+                return f"{where} is in {script}"
+    if prompt.language == "zh-TW" and _turns_simplified(letters):
+        return "the end is in simplified characters"
     return None
 
 
+def _turns_simplified(letters: str) -> bool:
+    """It begins in traditional characters; a text that is simplified throughout is as its model writes."""
+    begin, end = letters[: len(letters) // 2], letters[-len(letters) // 3 :]
+    kept, lost = (sum(char in _TRADITIONAL for char in part) for part in (begin, end))
+    before, after = (sum(char in _SIMPLIFIED for char in part) for part in (begin, end))
+    return kept > 9 * before and after > 9 * lost and min(kept, after) >= _LEAST_FORMS
+
+
 def _words(text: str) -> list[str]:
-    return _WORD.findall(_THOUSANDS.sub("", unicodedata.normalize("NFKC", text).casefold()))
+    return _WORD.findall(_plainly(text))
+
+
+def _numbers(text: str) -> list[str]:
+    """Each in its shortest form, with its sign and what stands behind the point."""
+    found = (number.replace("−", "-") for number in _NUMBER.findall(_plainly(text)))  # noqa: RUF001
+    return [number.rstrip("0").rstrip(".") if "." in number else number for number in found]
+
+
+def _plainly(text: str) -> str:
+    return _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).casefold())
 
 
 def _length(text: str) -> int:

@@ -37,7 +37,7 @@ def find_faults(
             free = request.ends_freely or (exact is None if free_end is None else free_end)
             # Events that hold several tokens each were counted as one each.
             tokens = None if request.tokens_estimated else request.output_tokens - request.hidden_tokens
-            faults |= text_faults(request.text, tokens, free_end=free)
+            faults |= text_faults(request.text, tokens, free_end=free, forced_on=not (free or request.long))
         for fault, example in faults.items():
             found.setdefault(fault, []).append(example)
     texts = {request.text for request in requests}

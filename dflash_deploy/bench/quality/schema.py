@@ -32,10 +32,10 @@ def misfit(value: object, schema: Mapping[str, object], at: str = "the answer", 
     kinds = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list) else []
     if kinds and not any(_is(value, kind) for kind in kinds):
         return f"{at} is no {' or '.join(map(str, kinds))}"
-    if "const" in schema and value != schema["const"]:
+    if "const" in schema and not _same(value, schema["const"]):
         return f"{at} is not {schema['const']!r}"
     choices = schema.get("enum")
-    if isinstance(choices, list) and value not in choices:
+    if isinstance(choices, list) and not any(_same(value, choice) for choice in choices):
         return f"{at} is none of {', '.join(map(str, choices[:8]))}"
     if (bound := _out_of_bounds(value, schema)) is not None:
         return f"{at} {bound}"
@@ -66,6 +66,11 @@ def _object_misfit(
         if isinstance(inner, dict) and (wrong := misfit(item, inner, f"{at}.{name}", depth + 1)) is not None:
             return wrong
     return None
+
+
+def _same(value: object, other: object) -> bool:
+    # Python takes true for one.
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _is(value: object, kind: object) -> bool:

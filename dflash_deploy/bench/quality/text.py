@@ -8,7 +8,10 @@ from collections import Counter
 
 _GRAM = 12
 _LEAST_TEXT = 200
-"""Characters below which a text says nothing about loops or scripts."""
+"""Characters below which a text says nothing about scripts."""
+
+_LEAST_LOOP = 100
+"""Characters below which it says nothing about loops."""
 
 _LEAST_NEW = 0.2
 """Distinct share of 12-character pieces: prose has over 0.9, tables and code over 0.4, a loop under 0.1."""
@@ -20,8 +23,21 @@ _CHARS_PER_TOKEN = (0.2, 25.0)
 _NUMBERLESS = re.compile(r"(?:[\s\[(,]*\b(?:nan|-?inf(?:inity)?)\b[\s\]),]*){3,}", re.IGNORECASE)
 """Words that a program prints when its arithmetic broke down, one after the other."""
 
+_MOST_NUMBERLESS = 0.4
+"""Share of a text; code and tables have a few of such words."""
 
-def text_faults(text: str, tokens: int | None, *, free_end: bool = False) -> dict[str, str]:
+_UNDECODED = re.compile(
+    # A tokenizer's own signs for a blank, a line's end and a byte.
+    "[Ġ▁](?=\\w)|Ċ|<0x[0-9A-F]{2}>"
+    # UTF-8 read as one byte a letter: quotation marks and dashes, letters with accents.
+    "|â€.|Ã[\u00a0-\u00bf©«±¶¼]"
+)
+_KANA = {"HIRAGANA", "KATAKANA"}
+
+
+def text_faults(
+    text: str, tokens: int | None, *, free_end: bool = False, forced_on: bool = False
+) -> dict[str, str]:
     """What is wrong with one answer: an id and an example each.
 
     Args:
@@ -29,19 +45,22 @@ def text_faults(text: str, tokens: int | None, *, free_end: bool = False) -> dic
         tokens: that it took by the server's count, None where that is not known.
         free_end: the answer ended where the model wanted, or could have. One of forced length may go round in
             circles once all is said; that is no fault of the server.
+        forced_on: to a length that its question may not want: only a beginning that loops is a fault then.
     """
     if not text.strip():
         return {"empty": "no text" + ("" if tokens is None else f" in {tokens} tokens")}
     faults: dict[str, str] = {}
     unreadable = sum(_unreadable(char) for char in text)
+    unreadable += sum(len(found) for found in _UNDECODED.findall(text))
     if unreadable > max(2, _MOST_UNREADABLE * len(text)):
         faults["mojibake"] = f"{unreadable} unreadable characters in {excerpt(text)}"
-    if _NUMBERLESS.search(text):
+    if sum(len(found) for found in _NUMBERLESS.findall(text)) > _MOST_NUMBERLESS * len(text):
         faults["nan"] = f"no numbers in {excerpt(text)}"
     least, most = _CHARS_PER_TOKEN
     if tokens and not least <= len(text) / tokens <= most:
         faults["length"] = f"{len(text)} characters in {tokens} tokens: {excerpt(text)}"
-    if _loops(text) or (free_end and len(text) >= 2 * _TAIL and _loops(text[-_TAIL:])):
+    judged = text[: 2 * _TAIL] if forced_on else text
+    if _loops(judged) or (free_end and len(text) >= 2 * _TAIL and _loops(text[-_TAIL:])):
         faults["repetition"] = f"… {excerpt(text[-160:])}"
     if len(text) >= _LEAST_TEXT:
         scripts = {script for script, share in script_shares(text).items() if share > 0.02}
@@ -51,12 +70,14 @@ def text_faults(text: str, tokens: int | None, *, free_end: bool = False) -> dic
 
 
 def script_shares(text: str) -> dict[str, float]:
-    """Writing systems of a text's letters, as shares of all letters, largest first."""
-    # A letter's name begins with its script; a text has far fewer letters than places.
-    letters = Counter(char for char in text if char.isalpha())
+    """Writing systems of a text's letters, as shares of all letters, largest first; Japan's own are KANA."""
+    # A letter's name begins with its script; a text has far fewer letters than places. Those that mathematics
+    # writes in another way, and those of full width, are of the script that they stand for.
+    letters = Counter(char for char in unicodedata.normalize("NFKC", text) if char.isalpha())
     counts: Counter[str] = Counter()
     for char, count in letters.items():
-        counts[unicodedata.name(char, "UNNAMED").split()[0].split("-")[0]] += count
+        script = unicodedata.name(char, "UNNAMED").split()[0].split("-")[0]
+        counts["KANA" if script in _KANA else script] += count
     return {script: count / letters.total() for script, count in counts.most_common()}
 
 
@@ -68,7 +89,7 @@ def excerpt(text: str, length: int = 160) -> str:
 
 def _loops(text: str) -> bool:
     pieces = len(text) - _GRAM + 1
-    if len(text) < _LEAST_TEXT:
+    if len(text) < _LEAST_LOOP:
         return False
     return len({text[at : at + _GRAM] for at in range(pieces)}) < _LEAST_NEW * pieces
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dflash_deploy.bench.quality.answers import Answer, answer_faults, copied, holds, misses
 from dflash_deploy.bench.quality.schema import misfit
-from dflash_deploy.bench.workloads import Prompt, load_all
+from dflash_deploy.bench.workloads import Message, Prompt, load_all
 
 REFERENCES = [prompt for prompt in load_all() if prompt.reference]
 JSON_PROMPT = next(prompt for prompt in REFERENCES if prompt.schema)
@@ -55,6 +55,12 @@ def test_a_reference_to_another_question_is_not_right():
         ("答案是玉山。", "玉山"),
         ("The order is C → A → D → B", "C, A, D, B"),
         ("１２ 公斤", "12"),
+        ("It costs $42.00.", "42"),
+        ("so the result is...42", "42"),
+        ("50-42 is 8, and 40-42 is the range", "42"),
+        ("答案是42個。", "42"),
+        (r"the sum is $5{,}050$", "5050"),
+        ("It is 3.50 km.", "3.5"),
     ],
 )
 def test_right_answers_come_in_many_forms(text, answer):
@@ -67,6 +73,12 @@ def test_right_answers_come_in_many_forms(text, answer):
         ("The sum is 50500.", "5050"),
         ("", "42"),
         ("opal, garnet, amber", "amber, garnet, opal"),
+        ("The result is 42.5", "42"),
+        ("The result is 0.42", "42"),
+        ("It is -42.", "42"),
+        ("答案是−42。", "42"),
+        ("It is 3, maybe 5", "3.5"),
+        ("It weighs 93.5 kilograms", "93 kilograms"),
         ("42 would be wrong: first 1, then 2, then 3, so 6", "42"),
         ("玉 和 山 之 間 有 很 多 不 同 的 東 西", "玉山石頭"),
     ],
@@ -80,6 +92,7 @@ def test_json_is_read_and_held_against_its_schema():
     assert misses(JSON_PROMPT, Answer(f"```json\n{JSON_PROMPT.reference}\n```")) is None
     assert "no JSON" in misses(JSON_PROMPT, Answer(JSON_PROMPT.reference[:-2]))
     assert "no JSON" in misses(JSON_PROMPT, Answer("[" * 100_000))
+    assert "no JSON" in misses(JSON_PROMPT, Answer('{"size": NaN}')), "JSON has no such number"
     name = next(iter(right))
     short = {key: value for key, value in right.items() if key != name}
     assert f"lacks {name!r}" in misses(JSON_PROMPT, Answer(json.dumps(short)))
@@ -111,6 +124,18 @@ def test_an_answer_in_another_script_has_drifted():
     )
 
 
+def test_an_answer_that_turns_simplified_or_japanese_has_drifted():
+    prompt = Prompt("p", (Message("user", "請說明如何替老師寫一封感謝信。"),), language="zh-TW")
+    traditional = "這封信該從問候開始，讓老師覺得親切。接著說說對他的感謝，還有這些年學過的東西。"
+    simplified = "这样写会让人觉得亲切，还有动听的话语。请认真读过两遍，对照问题，从头开始写，时间还很长。"
+    japanese = "まず、先生への挨拶から始めましょう。そして、感謝の気持ちを丁寧に伝えることが大切です。"
+    for drifted in (traditional + simplified, japanese * 2):
+        assert "language-drift" in answer_faults(prompt, Answer(drifted)), drifted
+    # Throughout is as the model writes.
+    for even in (traditional * 2, simplified * 2):
+        assert not answer_faults(prompt, Answer(even))
+
+
 def test_a_copy_is_exact_but_for_white_space():
     text = "The quick brown fox,\n  jumps over 13 lazy dogs."
     assert copied("The quick brown fox, jumps over 13 lazy dogs.", text) is None
@@ -127,6 +152,8 @@ SCHEMA = {
         "kind": {"enum": ["a", "b"]},
         "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
         "or": {"type": ["null", "boolean"]},
+        "level": {"enum": [0, 1]},
+        "version": {"const": 1},
     },
     "required": ["name"],
     "additionalProperties": False,
@@ -149,6 +176,9 @@ SCHEMA = {
         ({"name": "x", "tags": ["a", 1]}, "tags[1] is no string"),
         ({"name": "x", "tags": ["a", "b", "c"]}, "items"),
         ({"name": "x", "or": 1}, "no null or boolean"),
+        ({"name": "x", "level": 1, "version": 1.0}, None),
+        ({"name": "x", "level": True}, "none of 0, 1"),
+        ({"name": "x", "version": True}, "is not 1"),
         ({"name": "x", "else": 1}, "not asked for"),
     ],
 )

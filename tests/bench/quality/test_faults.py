@@ -48,7 +48,49 @@ def ids(text, max_tokens=None, **given):
     return [fault.split(":")[0] for fault in find_faults([answer(text, **given)], max_tokens)]
 
 
-@pytest.mark.parametrize("text", [GOOD, CODE, TABLE, CHINESE, GOOD + CHINESE, "Yes.", GOOD + " λ = α + β"])
+JAPANESE = (
+    "Pythonのデータクラスを使うと、コンストラクタや比較メソッドを自動的に生成できます。まず、dataclassesモジュールから"
+    "dataclassデコレータをインポートし、クラスの上に@dataclassと書きます。フィールドには型ヒントを付ける必要があります。"
+    "例えば、name: strやage: intのように書きます。frozen=Trueを指定すると、"
+    "インスタンスは変更できなくなり、ハッシュ可能になります。"
+)
+MATHEMATICS = (
+    "對任意 ε > 0，存在 δ > 0，使得 |𝑥 − 𝑎| < δ ⇒ |𝑓(𝑥) − 𝐿| < ε。設 𝑓: ℝ → ℝ 連續，α, β ∈ ℝ，"
+    "則 𝑓(α) ≤ 𝑓(𝜉) ≤ 𝑓(β)，其中 ξ ∈ ℝ。因此 𝑔(𝑥) = 𝑓(𝑥) + α𝑥 在 ℝ 上也連續，limₓ→ₐ 𝑔(𝑥) = 𝐿 + α𝑎，"
+    "其中 ℓ ∈ ℕ 而 𝑛 ∈ ℤ。再取 λ, μ ∈ ℚ，由中間值定理可知存在 𝑐 使 𝑔(𝑐) = λ，證明完畢。"
+)
+SONG = "\n".join(
+    f"{n} bottles of beer on the wall, {n} bottles of beer. Take one down and pass it around, "
+    f"{n - 1} bottles of beer on the wall."
+    for n in range(20, 1, -1)
+)
+REFRAIN = "\n\n".join(
+    f"{first}\nO carry me home, O carry me home,\nacross the silver water, O carry me home."
+    for first in (
+        "The lamp is low, the night is wide",
+        "The ferry rocks against the tide",
+        "The gulls are gone",
+    )
+)
+ROWS = "INSERT INTO users VALUES\n" + ",\n".join(f"({n}, 'user{n}', TRUE)" for n in range(40))
+FRAME = "```\n    a    b   c\n0 NaN  NaN NaN\n1 1.0  2.0 NaN\n```\nThe frame lacks values in every column."
+BARS = "Load: ▁▂▃▄▅▆▇█ and then ▁▁▂ again, lowest at night."
+GOOD_ONES = [
+    GOOD,
+    CODE,
+    TABLE,
+    CHINESE,
+    GOOD + CHINESE,
+    "Yes.",
+    GOOD + " λ = α + β",
+    JAPANESE,
+    MATHEMATICS,
+    SONG,
+]
+GOOD_ONES += [REFRAIN, ROWS, FRAME, BARS, "[NaN, NaN, NaN].includes(NaN) // true, as an array holds them"]
+
+
+@pytest.mark.parametrize("text", GOOD_ONES)
 def test_good_text_raises_nothing(text):
     assert not ids(text)
 
@@ -64,6 +106,27 @@ def test_a_loop_at_the_end_counts_where_the_model_could_have_stopped():
     varied = "".join(f"{n}: {GOOD}" for n in range(3)) + "and on and on " * 40
     assert ids(text) == ids(varied) == ["repetition"]
     assert not ids(varied, max_tokens=700, tokens=700)
+
+
+def test_a_question_that_wanted_less_than_was_forced_may_end_in_a_loop():
+    def forced(text, **more):
+        return find_faults([replace(answer(text, tokens=1024), **more)], 1024)
+
+    once_said = GOOD[:200] + "That is all. " * 300
+    assert not forced(once_said, long=False)
+    assert forced(once_said, long=True)
+    assert forced("That is all. " * 300, long=False)
+
+
+def test_signs_of_a_tokenizer_and_bytes_read_as_letters_are_unreadable():
+    words = "It’s the driver’s “first” day — he’s nervous… café, naïve, “résumé”."
+    assert "mojibake" in ids("Ġ".join(GOOD.split()))
+    assert "mojibake" in ids("▁" + "▁".join(GOOD.split()))
+    assert "mojibake" in ids("你好<0xE4><0xBD><0xA0>，今天<0xE5><0xA4><0xA9>氣很好")
+    assert "mojibake" in ids(words.encode().decode("latin-1"))
+    assert "mojibake" in ids(words.encode().decode("cp1252", "replace"))
+    assert not ids(words)
+    assert not ids("São Paulo, CORAÇÃO, NÃO; Ġorġ mar il-Ġnien; ½ £ © ®")
 
 
 def test_numbers_that_are_none():
@@ -104,7 +167,8 @@ def test_unreadable_characters():
 
 
 @pytest.mark.parametrize(
-    "loop", ["!" * 900, "the same thing again, " * 60, GOOD[:90] + "and on and on " * 80]
+    "loop",
+    ["!" * 900, "the same thing again, " * 60, GOOD[:90] + "and on and on " * 80, "好的，沒問題。" * 20],
 )
 def test_loops(loop):
     assert "repetition" in ids(loop)
