@@ -41,7 +41,7 @@ RELEASE = frozenset(
 )
 CUDA = frozenset({"driver-older-than-cuda", "torch-without-cuda", "torch-broken"})
 ARCHITECTURE = frozenset({"torch-without-this-card"})
-KERNELS = frozenset({"kernel-package-broken", "kernel-package-missing"})
+KERNELS = frozenset({"kernel-package-broken", "kernel-package-missing", "driver-library-missing"})
 FLASHINFER = frozenset(
     {"flashinfer-missing", "flashinfer-broken", "flashinfer-cubin-differs", "flashinfer-compiles"}
 )

@@ -234,8 +234,15 @@ def _import(module: str) -> dict[str, object]:
                 told[name] = question()
             except Exception as error:  # noqa: BLE001 -- each answer stands alone
                 told[name] = None
-                told[f"{name}_error"] = f"{type(error).__name__}: {error}"[:300]
+                told[f"{name}_error"] = _in_one_line(error, 300)
     return told
+
+
+def _in_one_line(error: BaseException, longest: int) -> str:
+    """What went wrong, its middle left out where it is long: what it all came from is often told last."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    half = longest // 2 - 2
+    return text if len(text) <= longest else f"{text[:half]} … {text[-half:]}"
 
 
 def _say(report: dict[str, object]) -> None:
@@ -252,7 +259,7 @@ def main(arguments: list[str]) -> None:
         try:
             _say(_import(arguments[1]))
         except BaseException as error:  # noqa: BLE001 -- whatever foreign imports raise is an answer
-            _say({"error": f"{type(error).__name__}: {error}"[:1000]})
+            _say({"error": _in_one_line(error, 1000)})
         return
     packages = _packages()
     with concurrent.futures.ThreadPoolExecutor() as pool:

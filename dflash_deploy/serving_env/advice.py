@@ -187,7 +187,17 @@ def _cubin_differs(case: Case) -> bool:
 
 def _broken(case: Case, name: str) -> bool:
     module = case.module(name)
-    return module is not None and module.installed and module.error is not None
+    return module is not None and module.installed and module.error is not None and not _wants_driver(module)
+
+
+def _wants_driver(module: Module) -> bool:
+    """It is sound, as far as can be told: what it did not find comes with the driver."""
+    return module.installed and _DRIVERS in (module.error or "")
+
+
+def _kept_from_driver(case: Case) -> list[str]:
+    modules = case.about.modules if case.about else None
+    return [name for name, module in (modules or {}).items() if _wants_driver(module)]
 
 
 def _error(case: Case, name: str) -> str:
@@ -200,6 +210,7 @@ def _old_glibc(case: Case) -> bool:
     return bool(glibc) and glibc < _GLIBC
 
 
+_DRIVERS = "libcuda.so"
 _SURFACE = "read in the wheels 0.5.14 to 0.5.23"
 _REINSTALL = "install it there, or make an environment anew: dflash-deploy env create NAME --replace"
 
@@ -316,6 +327,17 @@ ENTRIES: tuple[Entry, ...] = (
         "minutes more, silently, and needs nvcc; later ones take them from ~/.cache/flashinfer",
         "give the first start a long deadline and keep ~/.cache; on little RAM set MAX_JOBS=2",
         "published boots with empty caches",
+    ),
+    Entry(
+        "driver-library-missing",
+        Weight.REFUSED,
+        lambda case: bool(_kept_from_driver(case)),
+        lambda case: (
+            f"{' and '.join(_kept_from_driver(case))} cannot be imported: libcuda.so.1, which comes with the "
+            "NVIDIA driver, is not found here. The environment itself needs no change"
+        ),
+        "dflash-deploy doctor tells how the driver comes here",
+        "tried in this environment",
     ),
     Entry(
         "torch-broken",

@@ -54,6 +54,21 @@ class TestDescribe:
         assert "SystemExit" in (modules["triton"].error or "")
         assert all(module.installed for module in modules.values())
 
+    def test_what_wants_the_driver_is_not_called_broken(self, environment):
+        """SGLang's kernels tell of it last, below a page of what they tried."""
+        tried = "Could not load any common_ops library!\\n" + "a place that was tried\\n" * 100
+        install(environment, "sgl_kernel", f"raise ImportError('{tried}libcuda.so.1: cannot open it')")
+        about = describe(environment.python)
+        assert about.modules is not None
+        told = about.modules["sgl_kernel"].error or ""
+        assert "\n" not in told
+        assert len(told) <= 1000
+        advice = {one.id: one for one in advise(Case(version="0.5.23", about=about))}
+        assert "kernel-package-broken" not in advice
+        found = advice["driver-library-missing"]
+        assert "sgl_kernel" in found.text
+        assert "env create" not in (found.fix or "")
+
     def test_torch_is_asked_for_what_its_build_is(self, environment):
         install(
             environment,
