@@ -120,9 +120,8 @@ def examine(patch: Patch, tree: Tree, decision: Decision | None = None) -> Exami
     try:
         reading = rewrite.read(patch, Source.of(content))
     except UnreadableSourceError as error:
-        fix = "install SGLang again, then check again"
         return Examination(
-            told(VerdictKind.DRIFTED, f"{patch.file}: {error}", fix=fix), path, content, entry=entry
+            told(VerdictKind.DRIFTED, f"{patch.file}: {error}", fix=_again(tree)), path, content, entry=entry
         )
     verdict = _from_structure(
         patch,
@@ -202,7 +201,7 @@ def _from_structure(
     def told(kind: VerdictKind, reason: str, **more: str | None) -> Verdict:
         return Verdict(patch.name, kind, reason, tuple(evidence), stale=stale, **more)
 
-    put_back = "install SGLang again to have its own files back, then check again"
+    put_back = _again(tree)
     if tree.editable:
         file = shlex.quote(patch.file)
         put_back = (
@@ -218,6 +217,9 @@ def _from_structure(
         return told(VerdictKind.DRIFTED, reason, fix=put_back)
     if reading.subject is None:
         evidence.append(f"{patch.file} defines none of: {', '.join(patch.subject.defines)}")
+        if as_installed is False:
+            reason = f"{patch.file} was changed by someone else, and has not what this patch is for"
+            return told(VerdictKind.DRIFTED, reason, fix=put_back)
         return told(VerdictKind.NOT_APPLICABLE, patch.subject.absent)
     evidence.append(f"{patch.file} defines {reading.subject}")
     if reading.fixed is not None:
@@ -287,6 +289,13 @@ def is_as_installed(tree: Tree, file: str, content: bytes) -> bool | None:
     return line.describes(content)
 
 
+def _again(tree: Tree) -> str:
+    return (
+        "have SGLang's own files back, then check again: dflash-deploy env restore NAME, where there is a "
+        f"backup; else install it again (pip install --force-reinstall --no-deps sglang=={tree.version})"
+    )
+
+
 def _missing(patch: Patch, tree: Tree, error: OSError, evidence: list[str]) -> tuple[str, str | None]:
     if not isinstance(error, FileNotFoundError):
         told = refused(error, tree.root / patch.file)
@@ -299,7 +308,7 @@ def _missing(patch: Patch, tree: Tree, error: OSError, evidence: list[str]) -> t
     missing = tree.missing_files() if record is not None else []
     if listed:
         evidence.append(f"pip's RECORD lists it, with {len(missing)} of SGLang's files that are not there")
-        return f"{patch.file} is not there: the installation is incomplete", "install SGLang again"
+        return f"{patch.file} is not there: the installation is incomplete", _again(tree)
     evidence.append(
         "pip's RECORD does not list it" if record is not None else "there is no RECORD to look in"
     )

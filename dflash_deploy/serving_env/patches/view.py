@@ -94,8 +94,12 @@ def verdict_lines(
 def verified_lines(verdict: IntegrityVerdict) -> Iterator[str]:
     """The gate's answer for people."""
     if verdict.intact:
-        patches = ", ".join(verdict.applied) or "none"
-        yield printable(f"SGLang {verdict.version} is intact; patches: {patches}", longest=_LONGEST)
+        told = (
+            f"as they were applied: {', '.join(verdict.applied)}"
+            if verdict.applied
+            else "none is applied, and none was cut short"
+        )
+        yield printable(f"patches of SGLang {verdict.version}: {told}", longest=_LONGEST)
     for problem in verdict.problems:
         yield printable(f"not to be started: {problem}", longest=_LONGEST)
     if verdict.fix:

@@ -132,6 +132,16 @@ def test_another_back_end_in_the_call_is_upstreams_or_someone_elses(tmp_path: Pa
     assert verdict(install(tmp_path / "d", files={FP8: computed}), BMM).kind is VerdictKind.DRIFTED
 
 
+def test_a_damaged_file_tells_nothing_of_the_release(tmp_path: Path) -> None:
+    for place, damage in (("a", "broken = True\n"), ("b", "no python at all (\n")):
+        install(tmp_path / place)
+        (tmp_path / place / FP8).write_text(damage)
+        found = verdict(tmp_path / place, BMM)
+        assert found.kind is VerdictKind.DRIFTED
+        assert "this release" not in found.reason
+        assert "--force-reinstall" in (found.fix or "")
+
+
 def test_ours_is_known_and_an_edit_of_ours_is_refused(tmp_path: Path) -> None:
     install(tmp_path)
     assert apply(load_patch(HEAD), find_tree(tmp_path), {}).kind is VerdictKind.APPLIED
