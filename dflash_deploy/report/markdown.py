@@ -188,7 +188,13 @@ def _output(report: Report) -> Iterator[str]:
     yield from _section("Were the answers right")
     looked = [trial for trial in report.trials if trial.measured]
     faulty = [trial for trial in looked if trial.measured and trial.measured.faults]
-    yield f"{len(looked)} trials were looked at, {len(faulty)} of them with faults."
+    if report.study.profile.measure.check_output:
+        yield f"{len(looked)} trials were looked at, {len(faulty)} of them with faults."
+    else:
+        yield (
+            "The profile wants only tokens to be counted, not text to be read: "
+            f"{len(faulty)} of {len(looked)} trials counted wrongly."
+        )
     for trial in faulty:
         for fault in trial.measured.faults if trial.measured else ():
             yield f"- trial {trial.number}: {_text(fault)}"

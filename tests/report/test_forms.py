@@ -149,6 +149,19 @@ def test_any_reason_is_shown_as_text(tmp_path_factory, reason):
     assert render_markdown(report).count("\n## ") == 7
 
 
+def test_texts_that_nobody_read_are_not_called_right(tmp_path):
+    counted = study_of(
+        [samples.trial(1, rounds=(1.0, 2.0))], tmp_path / "study", measure={"check_output": False}
+    )
+    for shown in (
+        render_markdown(read_report(counted)),
+        Page(render_page(read_report(counted))).words,
+    ):
+        assert "only tokens to be counted, not text to be read" in shown
+        assert "were looked at" not in shown
+    assert "trials were looked at" in render_markdown(read_report(usual(tmp_path / "usual")))
+
+
 def test_a_table_has_a_row_a_trial(tmp_path):
     rows = list(csv.DictReader(io.StringIO(render_csv(read_report(usual(tmp_path))), newline="")))
     assert [row["trial"] for row in rows] == list("123456")
