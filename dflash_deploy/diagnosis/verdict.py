@@ -132,6 +132,11 @@ def judge(
     else:
         unknown = None
     notes = [damaged] if damaged else []
+    if story[-1].stage is Stage.UNKNOWN and not findings and not benign:
+        notes.append(
+            "not one line is known as a server's: is it the right log? A unit's is read with --unit NAME, a "
+            "trial's with --trial N"
+        )
     if len(scanner.starts) > 1:
         notes.append(
             f"the log holds {len(scanner.starts)} starts; "

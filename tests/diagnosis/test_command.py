@@ -68,6 +68,19 @@ def test_a_healthy_log_ends_with_success(tmp_path):
     assert (result.returncode, "No failure found" in result.stdout) == (0, True)
 
 
+def test_what_is_no_log_of_a_server_is_not_taken_for_a_healthy_one():
+    result = run("-", given="trial 1: served, 239.22 tokens/s in all (measured)\nstudy cpu: 3 launches\n")
+    assert "is it the right log" in result.stdout
+    assert "is it the right log" not in run("-", given="\n".join(logs.boot("serving"))).stdout
+
+
+def test_metrics_that_are_off_are_no_wrong_address():
+    line = 'INFO:     127.0.0.1:36124 - "GET /metrics HTTP/1.1" 404 Not Found'
+    result = run("-", given="\n".join([*logs.boot("serving"), line]))
+    assert "--enable-metrics" in result.stdout
+    assert "base URL" not in result.stdout
+
+
 def test_an_unknown_failure_ends_with_1_and_says_so():
     result = run("-", given="\n".join(logs.failed("WeirdError: the flux is negative", "load")))
     assert result.returncode == 1
