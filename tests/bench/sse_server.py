@@ -50,6 +50,8 @@ class Seen:
     now: int = 0
     most: int = 0
     connections: int = 0
+    left: int = 0
+    """Clients that have asked, and closed their connection: they have what they wanted."""
 
 
 @contextmanager
@@ -60,6 +62,7 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tu
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.connections += 1
+        asked = False
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -68,6 +71,7 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tu
                 )
                 seen.heads.append(head.lower())
                 seen.bodies.append(json.loads(await reader.readexactly(length)))
+                asked = True
                 seen.now += 1
                 seen.most = max(seen.most, seen.now)
                 try:
@@ -98,6 +102,7 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[tu
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            seen.left += asked
             writer.close()
 
     server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls))

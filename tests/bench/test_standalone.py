@@ -327,7 +327,7 @@ def interrupted(tmp_path, number, *arguments):
             env={"PATH": "/usr/bin:/bin"},
         ) as process:
             deadline = time.monotonic() + 60
-            while len(seen.bodies) < 12 and time.monotonic() < deadline:
+            while seen.left < 12 and time.monotonic() < deadline:
                 time.sleep(0.02)
             process.send_signal(number)
             said, err = process.communicate(timeout=60)
