@@ -50,18 +50,21 @@ def proxy_for(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The proxy to ask ``url`` through: none for an address of this machine, else as the person set it.
 
     Args:
-        url: a sound address, ``http://`` or ``https://``.
+        url: of HTTP; there is none for one that is no address, as whoever asks it finds out.
         environ: where the variables are looked up.
     """
     found = proxies(environ)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        host, at = (parts.hostname or "").lower(), str(parts.port)
+    except ValueError:
+        return None
     proxy = found.get(f"{parts.scheme}_proxy") or found.get("all_proxy")
-    host = (parts.hostname or "").lower()
     if proxy is None or not host or _is_here(host):
         return None
     for entry in _entries(environ):
         name, _, port = entry.rpartition(":")
-        if _covers(entry, host) or (port == str(parts.port) and _covers(name, host)):
+        if _covers(entry, host) or (port == at and _covers(name, host)):
             return None
     return proxy if "://" in proxy else f"http://{proxy}"
 

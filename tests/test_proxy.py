@@ -90,3 +90,8 @@ def test_other_machines_are_asked_as_the_person_set_it(environ, proxy):
 def test_a_domain_spares_its_hosts(spared):
     assert proxy_for("https://GPU.corp/v1", {"https_proxy": PROXY, "no_proxy": spared}) is None
     assert proxy_for("https://gpucorp.com", {"https_proxy": PROXY, "no_proxy": spared}) == PROXY
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://"])
+def test_what_is_no_address_has_none(url):
+    assert proxy_for(url, {"http_proxy": PROXY, "no_proxy": "b:80"}) is None
