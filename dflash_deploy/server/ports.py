@@ -12,6 +12,8 @@ import psutil
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.server.processes import name_of
 
+_CONNECT_S = 1.0
+
 
 def require_free(host: str, port: int) -> None:
     """Make sure that a server could listen on ``host:port``.
@@ -49,7 +51,10 @@ def require_free(host: str, port: int) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that is free on ``host`` now. Nothing keeps it free.
+    """A port that is free on ``host`` now, and that a server may have.
+
+    For a minute the system gives it to nobody who wants any port, as another server that starts does: a
+    connection of it is still closing. Nothing keeps it from who wants this very one.
 
     Raises:
         DeployError: the address is not one of this machine.
@@ -57,8 +62,13 @@ def free_port(host: str) -> int:
     try:
         family, address = _resolve(host, 0)
         with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-            return int(probe.getsockname()[1])
+            probe.listen(1)
+            own = probe.getsockname()
+            with suppress(OSError), socket.create_connection(own[:2], timeout=_CONNECT_S):
+                probe.accept()[0].close()  # the side that closes first is the one that waits
+            return int(own[1])
     except OSError as error:
         raise DeployError(
             f"a server cannot listen on {host}: {error.strerror or error}",

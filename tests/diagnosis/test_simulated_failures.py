@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.diagnosis import Diagnosis, diagnose
-from tests.simulator.conftest import DFLASH2, NVFP4, ONE_USER, free_port, wait
+from dflash_deploy.server.ports import free_port
+from tests.simulator.conftest import DFLASH2, NVFP4, ONE_USER, wait
 
 CARD = "rtx-5090"
 BIG_LISTS = f"{NVFP4} {DFLASH2} --mamba-ssm-dtype bfloat16 --kv-cache-dtype fp8_e4m3 --max-running-requests 8"
@@ -43,12 +44,16 @@ CASES: dict[str, tuple[str, dict[str, str], str]] = {
 _DEADLINE_S = 60.0
 
 
+def port() -> str:
+    return str(free_port("127.0.0.1"))
+
+
 def simulate(flags: str, env: dict[str, str], log: Path) -> Diagnosis:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DFLASH_SIM_")}
     environment |= {"DFLASH_SIM_CARD": CARD, "DFLASH_SIM_TIME_SCALE": "300"} | env
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dflash_deploy.simulator", *flags.split(), "--port", str(free_port())],
+            [sys.executable, "-m", "dflash_deploy.simulator", *flags.split(), "--port", port()],
             stdout=out, stderr=subprocess.STDOUT, env=environment,
         )  # fmt: skip
     try:
@@ -113,7 +118,7 @@ def test_a_start_that_succeeds_has_no_error(tmp_path):
     log = tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dflash_deploy.simulator", *ONE_USER.split(), "--port", str(free_port())],
+            [sys.executable, "-m", "dflash_deploy.simulator", *ONE_USER.split(), "--port", port()],
             stdout=out, stderr=subprocess.STDOUT,
             env=os.environ | {"DFLASH_SIM_CARD": CARD, "DFLASH_SIM_TIME_SCALE": "300"},
         )  # fmt: skip

@@ -13,6 +13,15 @@ def test_a_free_port_is_free():
     assert holder_of("127.0.0.1", port) is None
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_a_free_port_is_given_to_nobody_else_meanwhile(host):
+    # Of 14,000 that there are: by chance, one of them would come twice.
+    ports = [free_port(host) for _ in range(400)]
+    assert len(set(ports)) == len(ports)
+    for port in ports[:20]:
+        require_free(host, port)
+
+
 @pytest.mark.parametrize(
     ("taken", "wanted"), [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1")]
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+
+from dflash_deploy.server.ports import free_port
 
 NVFP4 = "--model-path RadixArk/Qwen3.8-27B-NVFP4"
 DFLASH2 = "--speculative-algorithm DFLASH --speculative-draft-model-path incoai/Qwen3.8-27B-DFlash2"
@@ -95,12 +96,6 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 Launcher = Callable[..., Simulated]
 
 
@@ -118,7 +113,7 @@ def launching(folder: Path) -> Iterator[Launcher]:
         port: int | None = None,
         **env: str,
     ) -> Simulated:
-        number = free_port() if port is None else port
+        number = free_port("127.0.0.1") if port is None else port
         log = folder / f"simulator-{len(started)}.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("DFLASH_SIM_")}
         environment |= {"DFLASH_SIM_TIME_SCALE": str(scale), "DFLASH_SIM_FAULT": fault} | env
