@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dflash_deploy.bench.endpoint import Endpoint
@@ -23,7 +25,7 @@ from dflash_deploy.bench.record import (
     workload_of,
 )
 from dflash_deploy.bench.results import Failure, LoadRows, Machine, ResultFile, RoundRow, Run
-from dflash_deploy.bench.standalone import Tell, check_answered, player_at
+from dflash_deploy.bench.standalone import KEEP_EVERY_S, Keep, Tell, check_answered, player_at
 from dflash_deploy.bench.statistics import Comparison, compare_live
 from dflash_deploy.errors import DeployError, ExitCode
 
@@ -43,6 +45,7 @@ def bench_both(
     machine: Machine | None = None,
     read_text: bool = True,
     tell: Tell = lambda _: None,
+    keep: Keep = lambda _: None,
 ) -> tuple[ResultFile, Comparison | None]:
     """Measure two live servers in turn until it is clear which is faster.
 
@@ -55,6 +58,7 @@ def bench_both(
         machine: where both run, if that is known.
         read_text: judge the answers' texts.
         tell: told what is going on, in a few words.
+        keep: now and then given what has been measured so far, for the case that this process is killed.
 
     Returns:
         Both runs, and the comparison; None where one of the two failed.
@@ -70,9 +74,23 @@ def bench_both(
         # Round n asks both the same, salt and all, and neither has met it before.
         options = replace(options, salt=secrets.token_hex(4))
 
+    arms: list[_Arm] = []
+    kept_at = -math.inf
+
+    def put_down(*, interrupted: bool) -> ResultFile:
+        workload = workload_of(replace(protocol, shape="rounds"), options)
+        runs = [arm.run() for arm in arms]
+        return file_of(runs, workload, machine, simulated=a.simulated, interrupted=interrupted)
+
+    def on_round() -> None:
+        nonlocal kept_at
+        if time.monotonic() - kept_at >= KEEP_EVERY_S:
+            keep(put_down(interrupted=True))
+            kept_at = time.monotonic()
+
     def arms_of(*endpoints: Endpoint) -> list[_Arm]:
         return [
-            _Arm(name, endpoint, protocol, options, read_text=read_text, tell=tell)
+            _Arm(name, endpoint, protocol, options, read_text=read_text, tell=tell, on_round=on_round)
             for name, endpoint in zip("AB", endpoints, strict=True)
         ]
 
@@ -125,6 +143,7 @@ class _Arm:
         *,
         read_text: bool,
         tell: Tell,
+        on_round: Callable[[], None],
     ) -> None:
         self._name = name
         self._endpoint = endpoint
@@ -132,6 +151,7 @@ class _Arm:
         self._users = protocol.users[0]
         self._read_text = read_text
         self._tell = tell
+        self._on_round = on_round
         self._player = player_at(endpoint, protocol, options)
         self._rows: list[RoundRow] = []
         self._results: list[RequestResult] = []
@@ -194,4 +214,5 @@ class _Arm:
         self._rows.append(row)
         if turn.counts:
             self._results.extend(played)
+        self._on_round()
         return row

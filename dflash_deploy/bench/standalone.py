@@ -23,7 +23,7 @@ Look = Callable[[], GpuSample | None]
 Keep = Callable[[ResultFile], None]
 
 _ASK_S = 10.0
-_KEEP_EVERY_S = 10.0
+KEEP_EVERY_S = 10.0
 _MOST_PROMPTS = 64
 
 _FIXES: Mapping[ErrorKind, str] = {
@@ -75,7 +75,7 @@ def bench(
 
     def keep_level(played: ProtocolResult) -> None:
         nonlocal kept_at
-        if time.monotonic() - kept_at >= _KEEP_EVERY_S or len(played.levels) == 1:
+        if time.monotonic() - kept_at >= KEEP_EVERY_S or len(played.levels) == 1:
             keep(put_down(run_of("bench", played, read_text=read_text), interrupted=True))
             kept_at = time.monotonic()
 
@@ -84,6 +84,7 @@ def bench(
     check_answered(run)
     interrupted = played.interrupted
     if exam and not run.failures and not interrupted:
+        keep(put_down(run, interrupted=True))
         try:
             run, _ = examined_run(
                 run, played.endpoint, users=max(protocol.users), read_text=read_text, tell=tell

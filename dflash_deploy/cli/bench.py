@@ -234,6 +234,7 @@ def run(
                 machine=machine,
                 read_text=check_output,
                 tell=progress,
+                keep=keep,
             )
         said = redacted(result) if redact else result
         chosen_form = Format.JSON if json else form

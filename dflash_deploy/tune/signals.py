@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ _DEAF_S = 60.0
 """Longer than stopping a server takes, which is bounded by SIGKILL. After that a signal counts again: Python
 may have dropped the first one's exception, in a destructor for instance."""
 _AGAIN_S = 0.01
+_LOOPS = ("_lazy_init", "close")
 
 
 @dataclass
@@ -65,6 +67,8 @@ def stop_once() -> Iterator[Asked]:
         now = time.monotonic()
         if now - last > _DEAF_S:
             last = now
+            # What is cut short is awaited by nobody, which is no news.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             raise KeyboardInterrupt
 
     hangup_matters = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
@@ -78,9 +82,14 @@ def stop_once() -> Iterator[Asked]:
 
 
 def _is_swallowed(frame: FrameType | None) -> bool:
-    """Whatever is raised in what pydantic calls while it writes JSON comes out as a fault of the value."""
+    """Whatever is raised here comes out as something else.
+
+    In what pydantic calls while it writes JSON, as a fault of the value; while asyncio makes a loop or takes
+    it apart, as a half-made loop that complains of itself.
+    """
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("pydantic."):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("pydantic.") or (module == "asyncio.runners" and frame.f_code.co_name in _LOOPS):
             return True
         frame = frame.f_back
     return False

@@ -320,7 +320,7 @@ def interrupted(tmp_path, number, *arguments):
     with serving(SOUND) as (url, seen):
         command = [sys.executable, "-m", "dflash_deploy", "bench", url, "--out", str(out), "--rounds", "999"]
         with subprocess.Popen(
-            [*command, "--output-tokens", "44", *arguments],
+            [*command, "--output-tokens", "44", *(url if word == "URL" else word for word in arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -353,8 +353,9 @@ def test_what_had_been_measured_is_kept_when_it_is_cut_short(tmp_path, number, a
     assert "cut short" in err
 
 
-def test_a_first_level_survives_even_a_kill(tmp_path):
-    code, result, _, _ = interrupted(tmp_path, signal.SIGKILL)
+@pytest.mark.parametrize("arguments", [(), ("--against", "URL", "--most-rounds", "999")])
+def test_a_first_level_survives_even_a_kill(tmp_path, arguments):
+    code, result, _, _ = interrupted(tmp_path, signal.SIGKILL, *arguments)
     assert code == -signal.SIGKILL
     assert result.interrupted
     assert [one.name for one in result.runs[0].loads[0].rounds] == ["cold"]
