@@ -265,7 +265,10 @@ def restore(
     force: _Force = False,
     json: _Json = False,
 ) -> None:
-    """Put a backup in its environment's place, also where that was removed."""
+    """Put a backup in its environment's place, also where that was removed.
+
+    What stands there made from something else becomes a backup; what was made from the same is given up.
+    """
     from dflash_deploy.serving_env.backup import restore as put_back
     from dflash_deploy.serving_env.current import default_name
     from dflash_deploy.serving_env.view import SCHEMA_VERSION, environment_json

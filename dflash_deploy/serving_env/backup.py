@@ -117,6 +117,8 @@ def back_up(environment: Environment, *, reason: str, say: Say) -> Backup:
 def restore(name: str, backup_id: str | None, *, say: Say, force: bool = False) -> Environment:
     """Put a backup in its environment's place, in one step; also where that was removed.
 
+    What stood there made from something else becomes a backup itself.
+
     Args:
         name: of the environment.
         backup_id: None for the newest.
@@ -136,19 +138,24 @@ def restore(name: str, backup_id: str | None, *, say: Say, force: bool = False) 
                 fix="set XDG_DATA_HOME to what it was when the backup was made",
                 exit_code=ExitCode.INVALID_INPUT,
             )
-        _check_standing(name, folder, force=force)
+        standing = _check_standing(name, folder, force=force)
         _need_space(environments.root(), backup.record.size_bytes, name)
         say(f"copying backup {backup.record.id}, {backup.record.size_bytes / (1 << 30):.2f} GiB")
         staged = environments.root() / f".{name}.restoring"
         try:
             entries = trees.copy(backup.tree, staged, _progress(say, backup.record.size_bytes))
             _compare(backup, entries)
+            back = backup.record.environment.pin
+            differs = standing is not None and standing.record.pin != back
+            kept = _place_for(standing, f"replaced by {back.source}", say) if standing and differs else None
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         was = trees.exchange(staged, folder, environments.replaced_folder(name))
+        if kept is not None:
+            was.rename(kept / _TREE)
         environments.making_file(name).unlink(missing_ok=True)
-        if was.exists():
+        if kept is None and was.exists():
             environments.discard(was, name)
     say(f"{name} is what it was at {backup.record.made_at}: {backup.record.environment.pin.source}")
     return environments.need_environment(name)
@@ -159,19 +166,26 @@ def move_to_backup(environment: Environment, reason: str, say: Say) -> str:
 
     To be called by the holder of ``environments.changing``.
     """
+    place = _place_for(environment, reason, say)
+    environment.folder.rename(place / _TREE)
+    return place.name
+
+
+def _place_for(environment: Environment, reason: str, say: Say) -> Path:
+    """The folder of a backup that the environment's tree need only be moved into.
+
+    Without its tree it counts as none, so until then the environment is still in its place.
+    """
     place = _place(environment.name)
     place.mkdir(parents=True, exist_ok=True)
     _sweep(place)
     backup_id = _new_id(place)
-    say(f"keeping what stands in {environment.folder} as backup {backup_id}")
+    say(f"keeping {environment.folder} as backup {backup_id}: {environment.record.pin.source}")
     entries = trees.scan(environment.folder, _progress(say, trees.size_bytes(environment.folder)))
     half = place / f".{backup_id}.making"
     half.mkdir()
     _write_about(half, environment, backup_id, reason, entries)
-    half.rename(place / backup_id)
-    # Without its tree it counts as none, so until this moment the environment is still in its place.
-    environment.folder.rename(place / backup_id / _TREE)
-    return backup_id
+    return half.rename(place / backup_id)
 
 
 def move_back(name: str, backup_id: str) -> None:
@@ -218,7 +232,7 @@ def _refuse_adopted(environment: Environment) -> None:
         )
 
 
-def _check_standing(name: str, folder: Path, *, force: bool) -> None:
+def _check_standing(name: str, folder: Path, *, force: bool) -> Environment | None:
     """What is about to be replaced is an environment of ours, a half-made one, or nothing."""
     standing = environments.find_environment(name)
     if standing is not None:
@@ -230,6 +244,7 @@ def _check_standing(name: str, folder: Path, *, force: bool) -> None:
             fix="move it away",
             exit_code=ExitCode.UNAVAILABLE,
         )
+    return standing
 
 
 def _need_space(place: Path, size: int, name: str) -> bool:

@@ -81,7 +81,8 @@ def list_lines(whole: Sequence[Environment], backups: Sequence[Backup], default:
 
 def _backup_words(backup: Backup) -> str:
     record = backup.record
-    return f"{record.id}, {record.size_bytes / (1 << 30):.2f} GiB: {record.reason}"
+    version = record.environment.packages.get("sglang", "?")
+    return f"{record.id}, SGLang {version}, {record.size_bytes / (1 << 30):.2f} GiB: {record.reason}"
 
 
 def backup_json(backup: Backup) -> dict[str, object]:

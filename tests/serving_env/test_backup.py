@@ -97,6 +97,23 @@ def test_put_back_byte_for_byte(marked, said):
     assert sorted(path.name for path in root().iterdir()) == [".main.lock", "main"]
 
 
+def test_what_stood_there_made_from_something_else_is_kept(environment, said, tool: Tool):
+    """A step back must not cost what it steps back from; what is damaged is given up."""
+    create("main", pin("0.5.19"), say=said.append, upgrade=True)
+    newer = find_environment("main")
+    assert newer is not None
+    before = trees.scan(newer.folder)
+    restore("main", None, say=said.append)
+    assert [one.record.environment.packages["sglang"] for one in list_backups("main")] == ["0.5.23", "0.5.19"]
+    kept = list_backups("main")[-1]
+    assert kept.record.reason == "replaced by sglang==0.5.23"
+    assert trees.scan(kept.tree) == before
+    listed = tool("env", "list").stdout
+    assert f"backup of main: {kept.record.id}, SGLang 0.5.19" in listed
+    restore("main", list_backups("main")[0].record.id, say=said.append)
+    assert len(list_backups("main")) == 2
+
+
 def test_a_removed_environment_is_put_back(marked, said, tool: Tool):
     before = trees.scan(marked.folder)
     back_up(marked, reason="", say=said.append)
