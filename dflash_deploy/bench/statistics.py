@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 from statistics import NormalDist, fmean, median, stdev
 from typing import Literal
 
@@ -38,6 +38,7 @@ _FAR_SIGMAS = 3.5  # Iglewicz & Hoaglin 1993, "How to detect and handle outliers
 _LEAST_SIGMA = 0.005
 """Share of the median below which a spread is not believed, when few rounds happen to agree."""
 
+_LINGERS = NormalDist().inv_cdf(0.975)
 _LEAST_WARM_UP = 0.03
 """Share of the median by which a round must differ from later ones to count as warm-up."""
 
@@ -301,6 +302,21 @@ def drift(values: Sequence[float]) -> Drift:
     middle = median(known)
     share = slope * (count - 1) / abs(middle) if middle else 0.0
     return Drift(share, significant=2 * _inversions_at_most(count, min(rising, len(pairs) - rising)) <= 0.05)
+
+
+def linger(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether what makes a round of either server quick or slow lasts for several, of pairs in their order.
+
+    Every interval takes rounds for independent, so it is too narrow then. Told by the correlation of each
+    ratio with the next (Bartlett 1946, "On the theoretical specification and sampling properties of
+    autocorrelated time-series"), which comes by chance in one of forty; a dozen pairs begin to tell it.
+    """
+    ratios = [x - y for x, y in zip(_logarithms(a), _logarithms(b), strict=True)]
+    middle, count = fmean(ratios), len(ratios)
+    away = [ratio - middle for ratio in ratios]
+    total = sum(one * one for one in away)
+    following = sum(one * other for one, other in pairwise(away))
+    return total > 0 and following / total > _LINGERS / math.sqrt(count) - 1 / count
 
 
 def _thinned(values: Sequence[float]) -> Sequence[float]:

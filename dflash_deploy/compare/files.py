@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from dflash_deploy.bench.results import ResultFile, Run, UserRow
-from dflash_deploy.bench.statistics import Comparison
+from dflash_deploy.bench.statistics import Comparison, linger
 from dflash_deploy.compare.summary import (
     ENOUGH_LAUNCHES,
     Speeds,
@@ -38,6 +38,7 @@ class Pair:
         launches: in which they were, of the side that has fewer.
         first: median speed of A in them, and ``second`` of B; the unit is that of ``speed_of``.
         speed: of A against B.
+        lingering: rounds that follow each other are alike, so that the interval is too narrow.
         same_text: texts that are the same to the last byte, of ``compared_text``; None where neither file has
             texts in common.
     """
@@ -49,6 +50,7 @@ class Pair:
     first: float
     second: float
     speed: Comparison
+    lingering: bool
     same_text: int | None
     compared_text: int
 
@@ -92,6 +94,11 @@ def put_beside(a: ResultFile, b: ResultFile, *, anyway: bool = False) -> Beside:
             f"the two files have no load in common: {_loads(a)} in the first, {_loads(b)} in the second",
             exit_code=ExitCode.INVALID_INPUT,
         )
+    warnings += [
+        f"{pair.name}: what makes a round quick or slow lasts for several: the interval is too narrow"
+        for pair in pairs
+        if pair.lingering and pair.launches < ENOUGH_LAUNCHES
+    ]
     return Beside(tuple(pairs), tuple(warnings))
 
 
@@ -178,6 +185,7 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
                     median(mine.values()),
                     median(yours.values()),
                     compare_speeds(mine, yours, paired=paired),
+                    paired and linger(list(mine.values()), list(yours.values())),
                     same,
                     texts,
                 )

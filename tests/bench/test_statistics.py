@@ -2,6 +2,7 @@ import math
 import random
 import statistics
 from collections import Counter
+from itertools import pairwise
 from statistics import NormalDist
 
 import pytest
@@ -15,6 +16,7 @@ from dflash_deploy.bench.statistics import (
     compare_live,
     decided,
     drift,
+    linger,
     look_after,
     mad,
     median_interval,
@@ -267,3 +269,15 @@ def test_equal_rounds_are_no_trend():
     assert not drift([100.0] * 50).significant
     assert not drift([100.0, 101.0] * 5).significant
     assert drift([100.0, 100.0, 101.0, 101.0, 102.0, 102.0, 103.0, 103.0]).significant
+
+
+def test_rounds_that_hang_together_are_told_from_those_that_do_not():
+    chance = random.Random(4)  # noqa: S311 - no secrets
+    lasting: list[float] = []
+    for _ in range(30):
+        lasting.append(0.9 * (lasting[-1] if lasting else 0.0) + chance.gauss(0, 0.01))
+    assert linger([math.exp(one) for one in lasting], [1.0] * 30)
+    free = [[math.exp(chance.gauss(0, 0.01)) for _ in range(30)] for _ in range(400)]
+    assert sum(linger(one, other) for one, other in pairwise(free)) <= 20
+    assert not linger([1.0], [2.0])
+    assert not linger([1.0] * 9, [2.0] * 9)

@@ -99,6 +99,16 @@ def test_launches_are_compared_where_both_have_some():
     assert "two starts" in as_text(put_beside(launched(100.0), launched(101.0)))
 
 
+def test_rounds_that_hang_together_are_told():
+    steady = result_of(run_of("x", [100.0] * 24))
+    noisy = result_of(run_of("x", [100.0 + (7 * number) % 5 for number in range(24)]))
+    # Eight slow rounds in a row, as of a card that was hot for a while.
+    slowed = result_of(run_of("x", [100.0 - 3 * (8 <= number < 16) + number % 3 for number in range(24)]))
+    assert put_beside(noisy, steady).warnings == put_beside(steady, steady).warnings == ()
+    (warning,) = put_beside(slowed, steady).warnings
+    assert "too narrow" in warning
+
+
 def test_figures_of_another_release_are_told():
     other = MINE.model_copy(update={"tool_version": "0.2"})
     assert put_beside(MINE, other).warnings == ("different releases of this tool: 0.1 and 0.2",)
