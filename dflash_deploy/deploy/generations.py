@@ -281,12 +281,21 @@ class Store:
         return change if change is not None and alive(change.process) else None
 
     def end(self, event: Event) -> None:
-        """The change has come to its end, one way or the other."""
-        with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(event.model_dump_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        (self.folder / "change.json").unlink(missing_ok=True)
+        """The change has come to its end, one way or the other: also where no disk takes the record of it."""
+        path = self.folder / "history.jsonl"
+        try:
+            with path.open("ab+") as file:
+                # What a full disk cut short is no part of this line.
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                cut = file.read(1) not in (b"", b"\n")
+                file.write(b"\n" * cut + event.model_dump_json().encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        finally:
+            (self.folder / "change.json").unlink(missing_ok=True)
 
     def history(self) -> list[Event]:
         """What was done, oldest first; a line that a crash cut is left out."""

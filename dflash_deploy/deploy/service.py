@@ -11,8 +11,8 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -32,7 +32,7 @@ from dflash_deploy.deploy.generations import (
 from dflash_deploy.deploy.notify import Event
 from dflash_deploy.engine.launch import Launch
 from dflash_deploy.errors import DeployError, ExitCode
-from dflash_deploy.files import read_regular, write_atomic
+from dflash_deploy.files import hold_room, read_regular, write_atomic
 from dflash_deploy.machine.gpu import read_gpus
 from dflash_deploy.server.ports import holder_of
 from dflash_deploy.server.processes import Identity, identity_of
@@ -136,7 +136,9 @@ def install(
             _require_own_unit(service)
             number = store.next_number()
             store.sweep()
-            store.add(*make(number))
+            with _room_held(service):
+                made = make(number)
+            store.add(*made)
         except BaseException:
             if not store.numbers():
                 with suppress(OSError):
@@ -294,19 +296,21 @@ def _change(
     store = service.store
     before, running = store.current(), service.running
     pending = _pending(operation, before, after, running=running)
-    store.begin(pending)
     began, fix = time.monotonic(), None
-    try:
-        problem = _bring_up(service, after) if start else _put(service, after)
-        if problem is None:
-            then()
-    except KeyboardInterrupt:
-        service.tell(f"interrupted: going back to {_named(before)}")
-        _go_back(service, pending, "it was interrupted")
-        raise
-    except (DeployError, OSError) as error:
-        told = error if isinstance(error, DeployError) else None
-        problem, fix = (told.message, told.fix) if told else (str(error), None)
+    with _room_held(service) as room:
+        store.begin(pending)
+        try:
+            problem = _bring_up(service, after) if start else _put(service, after)
+            if problem is None:
+                then()
+        except KeyboardInterrupt:
+            service.tell(f"interrupted: going back to {_named(before)}")
+            room.close()
+            _go_back(service, pending, "it was interrupted")
+            raise
+        except (DeployError, OSError) as error:
+            told = error if isinstance(error, DeployError) else None
+            problem, fix = (told.message, told.fix) if told else (str(error), None)
     if problem is None:
         store.end(event(operation, after, before, ok=True))
         return Changed(after, outage_s=time.monotonic() - began if start and running else None)
@@ -317,6 +321,26 @@ def _change(
     if before is not None:
         service.notify("rolled back", f"generation {after} does not serve, back to {before}: {problem}")
     return Changed(before, problem, time.monotonic() - began if running else None, fix)
+
+
+@contextmanager
+def _room_held(service: Service) -> Iterator[ExitStack]:
+    """Hold room for the way back and for the record of what came of it, while a disk may fill up.
+
+    Raises:
+        DeployError: there is none now.
+    """
+    with ExitStack() as room:
+        for folder in (service.store.folder, service.unit_dir):
+            try:
+                room.enter_context(hold_room(folder))
+            except OSError as error:
+                raise DeployError(
+                    f"{folder} cannot be written: {error.strerror or error}; what runs was left alone",
+                    fix="make room there or mend its permissions, then give the same command again",
+                    exit_code=ExitCode.UNAVAILABLE,
+                ) from error
+        yield room
 
 
 def _named(number: int | None) -> str:
@@ -340,10 +364,20 @@ def _bring_up(service: Service, number: int) -> str | None:
 def _put(service: Service, number: int) -> str | None:
     """Make a generation the current one, on disk and for systemd."""
     service.store.switch(number)
-    write_atomic(service.unit_path, service.store.unit_text(number))
+    text = service.store.unit_text(number)
+    # What stands there already needs no room on a full disk.
+    if service.unit_path.is_symlink() or _unit_there(service) != text:
+        write_atomic(service.unit_path, text)
     service.systemd.reload()
     service.systemd.enable(service.unit)
     return None
+
+
+def _unit_there(service: Service) -> str | None:
+    try:
+        return read_regular(service.unit_path, most_bytes=_UNIT_LIMIT_BYTES).decode(errors="surrogateescape")
+    except OSError:
+        return None
 
 
 def _go_back(service: Service, pending: PendingChange, why: str) -> str | None:
@@ -414,11 +448,8 @@ def _require_own_unit(service: Service) -> None:
     path = service.unit_path
     if not path.exists() and not path.is_symlink():
         return
-    try:
-        text = read_regular(path, most_bytes=_UNIT_LIMIT_BYTES).decode(errors="surrogateescape")
-    except OSError as error:
-        text = f"({error.strerror})"
-    if service.store.wrote(text):
+    text = _unit_there(service)
+    if text is not None and service.store.wrote(text):
         return
     move = shlex.join(["mv", str(path), f"{path}.mine"])
     ours = bool(service.store.numbers())

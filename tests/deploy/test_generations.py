@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -469,6 +472,67 @@ def test_a_change_is_under_way_while_its_process_lives(box: Service, machine: Ma
         os.waitpid(child, 0)
     assert box.store.under_way() is None
     assert box.store.pending() is not None
+
+
+@contextmanager
+def _files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """Refuses writes as a full disk does, and needs no disk to fill."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_told_before_anything_is_stopped(box: Service, machine: Machine):
+    def change(work: Callable[[], object]) -> None:
+        with (
+            _files_of_at_most(100_000),
+            pytest.raises(DeployError, match="what runs was left alone") as caught,
+        ):
+            work()
+        assert "the same command again" in str(caught.value.fix)
+
+    change(lambda: service.install(box, make, start=True))
+    assert not box.store.folder.exists()
+    service.install(box, make, start=True)
+    service.install(box, make, start=True)
+    change(lambda: service.install(box, make, start=True))
+    change(lambda: service.rollback(box, 1))
+    assert _serves(box, machine, 2)
+    assert (box.store.numbers(), box.store.pending()) == ([1, 2], None)
+
+
+def test_a_disk_that_fills_up_under_way_costs_no_service(box: Service, machine: Machine, monkeypatch):
+    service.install(box, make, start=True)
+    service.install(box, make, start=True)
+
+    def full(path: Path, _: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(service, "write_atomic", full)
+    changed = service.rollback(box, 1)
+    assert (changed.generation, "No space left" in str(changed.problem)) == (2, True)
+    assert _serves(box, machine, 2)
+    monkeypatch.undo()
+    assert service.rollback(box, 1).problem is None
+
+
+def test_a_change_whose_record_finds_no_room_is_done_all_the_same(box: Service, machine: Machine):
+    service.install(box, make, start=True)
+    service.install(box, make, start=True)
+    history = box.store.folder / "history.jsonl"
+    # Larger than all else here, and without the end of its last line.
+    history.write_text(history.read_text() + " " * (2 << 20) + "{")
+    with _files_of_at_most(history.stat().st_size), pytest.raises(OSError, match=r"history\.jsonl"):
+        service.rollback(box, 1)
+    assert _serves(box, machine, 1)
+    # The next command finds nothing that was cut short.
+    assert service.start(box).generation == 1
+    assert _serves(box, machine, 1)
+    assert service.rollback(box, 2).problem is None
+    assert [one.operation for one in box.store.history()] == ["install", "install", "rollback"]
 
 
 @pytest.mark.parametrize("operation", ["install", "rollback", "first install", "uninstall"])
