@@ -199,6 +199,52 @@ def test_a_generation_that_does_not_serve_gives_way_and_a_command_that_is_killed
     assert "dflash-deploy tune, then dflash-deploy service install --name box" in status
 
 
+def test_a_full_disk_takes_down_nothing_and_a_proxy_of_the_manager_is_no_trouble(box: Path):
+    study(box / "one", time_scale=100)
+    study(box / "two", time_scale=100)
+    boot(
+        box,
+        _START
+        + """
+        systemctl set-environment HTTP_PROXY=http://127.0.0.1:9 NO_PROXY=.corp
+        mkdir -p /var/lib/dflash-deploy
+        mount -t tmpfs -o size=3m tmpfs /var/lib/dflash-deploy || exit 10
+        fill() { dd if=/dev/zero of=/var/lib/dflash-deploy/filled bs=4k 2>/dev/null; true; }
+        install one > /box/first 2>&1 || { cat /box/first; exit 11; }
+        tr '\\0' '\\n' < /proc/$(main_pid)/environ | grep -i proxy | sort > /box/environ
+        main_pid > /box/pids
+        fill
+        install two > /box/full 2>&1; echo $? > /box/statuses
+        main_pid >> /box/pids
+        rm /var/lib/dflash-deploy/filled
+        # It fills up while the next one starts.
+        install two > /box/filled 2>&1 & installing=$!
+        until_ 60 test -e /var/lib/dflash-deploy/services/box/change.json || exit 12
+        fill
+        wait $installing; echo $? >> /box/statuses
+        served > /box/served
+        rm /var/lib/dflash-deploy/filled
+        tool service rollback box > /box/back 2>&1; echo $? >> /box/statuses
+        served >> /box/served
+        ls -A /var/lib/dflash-deploy/services/box > /box/left
+        tool service uninstall box > /box/gone 2>&1
+        umount /var/lib/dflash-deploy
+        exit 0
+        """,
+    )
+    assert _lines(box / "environ") == [
+        "HTTP_PROXY=http://127.0.0.1:9",
+        "NO_PROXY=.corp,127.0.0.1,localhost",
+        "no_proxy=.corp,127.0.0.1,localhost",
+    ]
+    before, after = _lines(box / "pids")
+    assert before == after != "0"
+    assert "No space left on device; what runs was left alone" in (box / "full").read_text()
+    assert _lines(box / "statuses") == ["5", "0", "0"], (box / "filled").read_text()
+    assert _lines(box / "served") == ["two", "one"]
+    assert _lines(box / "left") == ["current", "generations", "history.jsonl"]
+
+
 def test_a_key_is_seen_nowhere_and_health_has_it_all_the_same(box: Path):
     (box / "key.yaml").write_text("api-key: sesame-opens\n")
     (box / "key.yaml").chmod(0o600)
