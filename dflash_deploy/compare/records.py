@@ -199,7 +199,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _sound(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise DeployError(
-            f"{name!r} cannot name a comparison: letters, digits, dots, dashes and underscores can",
+            f"{name!r} cannot name a comparison: letters a to z, digits, dots, dashes and underscores can",
             exit_code=ExitCode.USAGE,
         )
     return name

@@ -79,7 +79,9 @@ def _unfit(message: str, fix: str) -> DeployError:
 
 
 def apply(change: Change, *, replace: bool) -> None:
-    """Write the file in one step; content that is replaced is kept beside it, as ``change.previous``.
+    """Write the file in one step, a script as one that can be run.
+
+    Content that is replaced is kept beside it, as ``change.previous``.
 
     Raises:
         DeployError: another content stands there and ``replace`` is off, or the file cannot be written.
@@ -95,7 +97,7 @@ def apply(change: Change, *, replace: bool) -> None:
     try:
         if change.before is not None:
             write_atomic(change.previous, change.before)
-        write_atomic(change.path, change.after)
+        write_atomic(change.path, change.after, mode=0o755 if change.after.startswith("#!") else 0o644)
     except OSError as error:
         denied = isinstance(error, PermissionError)
         raise _unfit(

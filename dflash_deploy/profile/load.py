@@ -132,7 +132,7 @@ def require_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name.endswith(_SUFFIXES):
         raise DeployError(
             f"{yaml_file.describe(name)} cannot be a profile's name",
-            fix="use letters, digits, dots, dashes and underscores, at most 64, and no file suffix",
+            fix="use letters a to z, digits, dots, dashes and underscores, at most 64, and no file suffix",
             exit_code=ExitCode.USAGE,
         )
 

@@ -265,6 +265,6 @@ def _require_address(place: Place) -> None:
 def _require_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise DeployError(
-            f"{name!r} cannot name a study: letters, digits, dots, dashes and underscores can",
+            f"{name!r} cannot name a study: letters a to z, digits, dots, dashes and underscores can",
             exit_code=ExitCode.USAGE,
         )

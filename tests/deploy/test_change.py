@@ -63,3 +63,9 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DeployError):
         change.apply(change.change_of(tmp_path / "file" / "below", "x"), replace=False)
+
+
+def test_a_script_can_be_run_and_a_unit_cannot(tmp_path):
+    for name, text, mode in (("x.sh", "#!/bin/bash\n", 0o755), ("x.service", "[Unit]\n", 0o644)):
+        change.apply(change.change_of(tmp_path / name, text), replace=False)
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode

@@ -123,8 +123,8 @@ def test_a_script_does_not_start_on_a_taken_port_or_with_a_key_for_everyone(tmp_
         port = taken.getsockname()[1]
         script.write_text(text("shell", replace(_SPEC, port=port, api_key_file=str(key))))
         refused = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
-        assert refused.returncode != 0
-        assert "Address already in use" in refused.stderr
+        told = f"127.0.0.1 port {port} cannot be listened on: Address already in use\n"
+        assert (refused.returncode, refused.stderr) == (1, told)
     refused = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     assert (refused.returncode, refused.stderr) == (1, f"{key} can be read by others: chmod 600 it\n")
     key.chmod(0o600)
