@@ -86,6 +86,7 @@ class Question:
         user: int,
         time_scale: float = 1.0,
         waited_s: float = 0.0,
+        held_s: float = 0.0,
         estimate_tokens: bool = False,
     ) -> Streamed:
         """Send it and time its stream; whatever goes wrong is the result's ``error``.
@@ -94,6 +95,7 @@ class Question:
             user: who asks, kept in the result.
             time_scale: server seconds that pass in a second of the clock; times are given in the server's.
             waited_s: since it was due, kept in the result.
+            held_s: that the server took no connection for it: part of every time in the result.
             estimate_tokens: take a chunk for a token where the server does not count, in place of an error.
         """
         answer, exchange = self._answer, self._exchange
@@ -105,6 +107,7 @@ class Question:
             begun = exchange.send(self._request, self._patience)
             failure = await exchange.over()
             ended = exchange.ended
+        begun -= held_s
         failure = _scaled(failure, self._patience, time_scale) or _what_is_missing(answer, estimate_tokens)
         first = answer.at_s[0] if answer.at_s else ended
         last = answer.at_s[-1] if answer.at_s else first

@@ -23,6 +23,12 @@ from dflash_deploy.bench.workloads import Prompt
 _CONNECT_AHEAD_S = 0.05
 """A request at a given moment opens its connection so long before."""
 
+_NOT_TAKEN_S = 0.5
+"""A connection that takes longer was not taken at first: its user waits for the server, as for an answer.
+
+A server whose queue of connections is full leaves them without a word, and TCP asks again after a second.
+"""
+
 _MOST_FAILURES = 20
 """One after the other, and a load ends: the server is not to be stormed, nor a person kept waiting."""
 
@@ -108,20 +114,27 @@ class Player:
         fast = self.load.endpoint.time_scale != 1
         together = f"{secrets.token_hex(4)}/{users}" if fast else None
         with Reader() as reader:
-            questions = await asyncio.gather(
-                *(
+            questions = [
+                asyncio.create_task(
                     self._prepare(
                         reader,
                         self.load.prompt(number * users + user, f"{name}{number}-{user}"),
                         together=together,
                     )
-                    for user in range(users)
                 )
-            )
+                for user in range(users)
+            ]
+            # A server may take no more connections until it has answered the first.
+            _, held = await asyncio.wait(questions, timeout=_NOT_TAKEN_S)
+            begun = time.perf_counter()
+
+            async def ask(user: int) -> Streamed:
+                question = await questions[user]
+                held_s = time.perf_counter() - begun if questions[user] in held else 0.0
+                return await self._ask(question, user, held_s=held_s)
+
             with no_collections():
-                streamed = await asyncio.gather(
-                    *(self._ask(question, user) for user, question in enumerate(questions))
-                )
+                streamed = await asyncio.gather(*(ask(user) for user in range(users)))
         told = [one.by_the_servers for one in streamed if one.by_the_servers is not None]
         # By our clock every delay of ours counts as many times over; but one round has one clock.
         if fast and len(told) == users:
@@ -161,8 +174,11 @@ class Player:
                 number = next(numbers, None)
                 if number is None:
                     return
+                connecting = time.perf_counter()
                 question = await self._prepare(reader, self.load.prompt(number, f"{name}{number}"))
-                result = (await self._ask(question, index)).by_our_clock
+                held_s = time.perf_counter() - connecting
+                held_s = held_s if held_s > _NOT_TAKEN_S else 0.0
+                result = (await self._ask(question, index, held_s=held_s)).by_our_clock
                 results.append(result)
                 on_answer(result)
                 failed = failed + 1 if result.error else 0
@@ -199,10 +215,13 @@ class Player:
                     await in_vain.wait()
             if in_vain.is_set():
                 return None
+            connecting = time.perf_counter()
             question = await self._prepare(reader, self.load.prompt(number, f"{name}{number}"))
-            await asyncio.sleep(due - time.perf_counter())
-            late_s = max(0.0, time.perf_counter() - due)
-            result = (await self._ask(question, number, waited_s=late_s)).by_our_clock
+            ready = time.perf_counter()
+            held_s = max(0.0, ready - due) if ready - connecting > _NOT_TAKEN_S else 0.0
+            await asyncio.sleep(due - ready)
+            late_s = max(0.0, time.perf_counter() - due - held_s)
+            result = (await self._ask(question, number, waited_s=late_s, held_s=held_s)).by_our_clock
             on_answer(result)
             # One that is busy may be what the load is to show.
             failed = failed + 1 if result.error and result.error_kind != "busy" else 0
@@ -229,11 +248,14 @@ class Player:
             together=together,
         )
 
-    async def _ask(self, question: Question, user: int, *, waited_s: float = 0.0) -> Streamed:
+    async def _ask(
+        self, question: Question, user: int, *, waited_s: float = 0.0, held_s: float = 0.0
+    ) -> Streamed:
         return await question.ask(
             user=user,
             time_scale=self.load.endpoint.time_scale,
             waited_s=waited_s,
+            held_s=held_s,
             estimate_tokens=self.load.estimate_tokens,
         )
 

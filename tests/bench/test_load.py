@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import json
 import math
 import random
 import socket
@@ -8,6 +9,7 @@ import statistics
 import subprocess
 import threading
 import time
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from dflash_deploy.bench.chat import Sampling, _shared_out
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.load import Load, Player, poisson
-from dflash_deploy.bench.measurement import LoadFigures, ToolCall
+from dflash_deploy.bench.measurement import LoadFigures, Round, ToolCall
 from dflash_deploy.bench.transport import Address, Exchange, Patience
 from dflash_deploy.bench.workloads.lengths import ServerCounter
 from dflash_deploy.bench.workloads.prompt import ask
@@ -444,3 +446,43 @@ def test_collections_are_on_again_afterwards():
     with serving(Script(wait_s=0.01)) as (url, _):
         one(url)
     assert gc.isenabled()
+
+
+async def answer_one(reader, writer):
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        told = [delta(content="Yes."), {"choices": [], "usage": {"completion_tokens": 2}}]
+        for event in (*map(json.dumps, told), "[DONE]"):
+            writer.write(f"data: {event}\n\n".encode())
+        await writer.drain()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "ask_in",
+    [
+        lambda one: one.round(1, "r", 0),
+        lambda one: one.closed(1, requests=1),
+        lambda one: one.open([0.0]),
+    ],
+)
+def test_waiting_for_a_server_that_takes_no_more_connections_is_waiting_for_its_answer(ask_in):
+    async def ask_while_full():
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as taken, ExitStack() as others:
+            for _ in range(3):
+                other = others.enter_context(socket.socket())
+                other.setblocking(False)
+                other.connect_ex(taken.getsockname())
+            one = player(f"http://127.0.0.1:{taken.getsockname()[1]}")
+            asked = asyncio.create_task(ask_in(one))
+            await asyncio.sleep(0.3)
+            # From now on it takes whoever asks, and TCP asks again after a second.
+            async with await asyncio.start_server(answer_one, sock=taken):
+                return await asked
+
+    played = asyncio.run(ask_while_full())
+    (result,) = played.requests if isinstance(played, Round) else played
+    assert result.error is None
+    assert result.total_s >= result.ttft_s > 0.25
+    assert result.waited_s < result.ttft_s
