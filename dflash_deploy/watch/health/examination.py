@@ -57,11 +57,13 @@ def examine(place: Place, *, timeout_s: float, limits: Limits | None = None) -> 
     if place.base_url is not None:
         http.load()
     began = time.monotonic()
+    # For putting together what came, even where other programs keep the processor busy.
+    spare_s = max(0.1 * timeout_s, min(1.0, 0.25 * timeout_s))
     held = limits or Limits()
     unit = place.unit
     pid = place.pid or (unit.main_pid if unit else None)
     calls: list[Callable[[], object]] = [
-        partial(_ask, place, began + 0.9 * timeout_s),
+        partial(_ask, place, began + timeout_s - spare_s),
         partial(_read_cards, pid),
         partial(_patches, pid),
         partial(_disk, place),
