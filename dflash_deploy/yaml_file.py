@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.events import (
     AliasEvent,
@@ -298,6 +298,18 @@ def validate(document: Document, schema: type[Schema]) -> Schema:
         return schema.model_validate(document.value)
     except ValidationError as error:
         raise InvalidDocument(_problems(document, schema, error)) from error
+
+
+def like(pattern: str, words: str) -> AfterValidator:
+    """A text of this form, told in words where it is not."""
+    form = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not form.fullmatch(text):
+            raise ValueError(f"expected {words}, found {describe(text)}")
+        return text
+
+    return AfterValidator(check)
 
 
 def describe(value: object) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from dflash_deploy import catalogue
+from dflash_deploy.yaml_file import like
 
 _MEMORY_TOLERANCE = 0.05
 """Drivers, ECC and boards differ by a few hundred MiB; a MIG slice or another size of the card by more."""
@@ -34,7 +35,7 @@ class Card(BaseModel):
     name: str
     nvml_names: list[str] = Field(min_length=1)
     architecture: str
-    compute_capability: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+    compute_capability: Annotated[str, like(r"[0-9]{1,2}\.[0-9]", "a compute capability such as 12.0")]
     memory_mib: int = Field(gt=0)
     bandwidth_gb_per_s: float = Field(gt=0)
     sms: int = Field(gt=0)

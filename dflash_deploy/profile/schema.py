@@ -6,7 +6,6 @@ environment variables are text whatever they look like.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -25,25 +24,13 @@ from pydantic import (
 )
 
 from dflash_deploy.engine.sglang.command import Method
-from dflash_deploy.yaml_file import describe
+from dflash_deploy.yaml_file import describe, like
 
 if TYPE_CHECKING:
     from dflash_deploy.engine.launch import FlagValue
 
 
-def _like(pattern: str, words: str) -> AfterValidator:
-    """A text of this form, told in words where it is not."""
-    form = re.compile(pattern)
-
-    def check(text: str) -> str:
-        if not form.fullmatch(text):
-            raise ValueError(f"expected {words}, found {describe(text)}")
-        return text
-
-    return AfterValidator(check)
-
-
-Line = Annotated[str, _like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,4096}", "text of one line")]
+Line = Annotated[str, like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,4096}", "text of one line")]
 
 
 def _one_kind(value: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -95,7 +82,7 @@ AbsolutePath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
 FlagName = Annotated[
     str,
-    _like(
+    like(
         r"[a-z][a-z0-9]*(-[a-z0-9]+)*", "a flag's full name without dashes in front, as mem-fraction-static"
     ),
 ]
@@ -107,14 +94,14 @@ METHOD = "method"
 
 SettingName = Annotated[
     str,
-    _like(
+    like(
         r"[a-z][a-z0-9]*(-[a-z0-9]+)*|env\.[A-Za-z_][A-Za-z0-9_]*",
         "a flag's full name without dashes in front, as mem-fraction-static, or env.NAME for a variable of "
         "the server's environment",
     ),
 ]
 
-EnvName = Annotated[str, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
+EnvName = Annotated[str, like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 
 
 def _as_written(value: object) -> object:
@@ -141,7 +128,7 @@ def _text_of(value: object) -> object:
 
 
 EnvValue = Annotated[
-    str, BeforeValidator(_as_written), _like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{0,4096}", "text of one line")
+    str, BeforeValidator(_as_written), like(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{0,4096}", "text of one line")
 ]
 
 Goal = Literal["total_tokens_per_s", "user_tokens_per_s", "latency_s", "context_tokens"]
@@ -185,7 +172,7 @@ class Engine(_Part):
     """The engine and the version to write flags for; ``python`` is its interpreter once it is installed."""
 
     name: Literal["sglang"] = "sglang"
-    version: Annotated[str, _like(r"[0-9]+(\.[0-9]+)+[0-9A-Za-z.+-]{0,40}", "a version such as 0.5.23")]
+    version: Annotated[str, like(r"[0-9]+(\.[0-9]+)+[0-9A-Za-z.+-]{0,40}", "a version such as 0.5.23")]
     python: AbsolutePath | None = None
 
 
@@ -304,7 +291,7 @@ class Notify(_Part):
     """
 
     command: Annotated[list[Line], Field(min_length=1, max_length=50)] | None = None
-    url: Annotated[str, _like(r"https?://[!-~]{1,2000}", "an address, http(s)://...")] | None = None
+    url: Annotated[str, like(r"https?://[!-~]{1,2000}", "an address, http(s)://...")] | None = None
     url_file: AbsolutePath | None = None
     every_s: float = Field(default=300.0, ge=0, le=86_400)
 
@@ -326,11 +313,11 @@ class Service(_Part):
     it without the key ever standing in a command line. An address that others can reach demands it.
     """
 
-    name: Annotated[str, _like(r"[a-z0-9][a-z0-9-]{0,62}", "lower-case letters, digits and dashes")]
-    host: Annotated[str, _like(r"[0-9A-Za-z.:_-]{1,253}", "an address or host name")] = "127.0.0.1"
+    name: Annotated[str, like(r"[a-z0-9][a-z0-9-]{0,62}", "lower-case letters, digits and dashes")]
+    host: Annotated[str, like(r"[0-9A-Za-z.:_-]{1,253}", "an address or host name")] = "127.0.0.1"
     port: int = Field(default=30000, ge=1, le=65535)
     api_key_file: AbsolutePath | None = None
-    user: Annotated[str, _like(r"[a-z_][a-z0-9_-]{0,31}", "a user's name")] | None = None
+    user: Annotated[str, like(r"[a-z_][a-z0-9_-]{0,31}", "a user's name")] | None = None
     notify: Notify | None = None
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from dflash_deploy import catalogue, paths, yaml_file
 from dflash_deploy.errors import DeployError, ExitCode
+from dflash_deploy.yaml_file import like
 
 DEFAULT_PIN = "sglang-0.5.23"
 KIND = "engines"
@@ -52,12 +53,12 @@ class EnginePin(BaseModel):
 
     id: str
     summary: str = Field(max_length=400)
-    python: str = Field(default="3.11", pattern=r"^3\.\d{1,2}$")
-    version: str | None = Field(default=None, pattern=rf"^{_VERSION}$")
+    python: Annotated[str, like(r"3\.[0-9]{1,2}", "a version of Python such as 3.11")] = "3.11"
+    version: Annotated[str, like(_VERSION, "a version such as 0.5.23")] | None = None
     wheel: _Text | None = None
     git: _Text | None = None
-    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
-    subdirectory: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)*$")
+    commit: Annotated[str, like(r"[0-9a-f]{40}", "all 40 digits of a commit")] | None = None
+    subdirectory: Annotated[str, like(r"[\w.-]+(/[\w.-]+)*", "a folder within the repository")] | None = None
     path: _Text | None = None
     beside: list[_Text] = Field(default=[], max_length=200)
     extra_index_urls: list[_Text] = Field(default=[], max_length=10)

@@ -54,6 +54,7 @@ def test_a_source_that_is_none_is_told_with_what_one_looks_like(kind, source, fi
         pin_of_source(kind, source)
     assert fix in str(caught.value.fix)
     assert f"--{kind}" in caught.value.message
+    assert "pattern" not in caught.value.message
 
 
 def test_a_persons_own_takes_the_place_of_a_shipped_one():
@@ -76,7 +77,7 @@ def test_a_persons_own_takes_the_place_of_a_shipped_one():
         ({"wheel": "ftp://x/y.whl"}, "a .whl file"),
         ({"wheel": "http://x/sglang-1-py3-none-any.whl"}, "add #sha256="),
         ({"git": "https://x/y"}, "git and commit belong together"),
-        ({"git": "https://x/y", "commit": "main"}, "commit"),
+        ({"git": "https://x/y", "commit": "main"}, "expected all 40 digits of a commit, found 'main'"),
         ({"git": "--upload-pack=evil", "commit": COMMIT}, "git: expected https://"),
         ({"git": "https://x/y", "commit": COMMIT, "subdirectory": "../.."}, "subdirectory"),
         ({"version": "0.5.23", "beside": "['--index-url=http://evil']"}, "expected name==version"),
@@ -84,7 +85,7 @@ def test_a_persons_own_takes_the_place_of_a_shipped_one():
         ({"version": "0.5.23", "find_links": "['--pre']"}, "expected a folder or an address"),
         ({"version": "0.5.23", "extra_index_urls": "['-r x']"}, "expected an address"),
         ({"version": "0.5.23", "verzion": "1"}, "unknown key"),
-        ({"version": "0.5.23", "python": "'3.11; x'"}, "python"),
+        ({"version": "0.5.23", "python": "'3.11; x'"}, "expected a version of Python such as 3.11"),
     ],
 )
 def test_wrong_files(lines, message, tmp_path):
