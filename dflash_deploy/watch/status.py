@@ -25,6 +25,7 @@ from dflash_deploy.errors import DeployError
 from dflash_deploy.machine.clocks import HELD_BACK
 from dflash_deploy.machine.gpu import GpuReading, read_gpus
 from dflash_deploy.machine.text import printable
+from dflash_deploy.proxy import proxy_for
 from dflash_deploy.watch import history
 from dflash_deploy.watch.bounded import within
 from dflash_deploy.watch.history import Sample, Series
@@ -432,6 +433,9 @@ def _silent(place: Place, problem: str, pid: int | None = None) -> ServerStatus:
 
 
 def _listens(base_url: str) -> bool:
+    if proxy_for(base_url) is not None:
+        # Whether something listens behind it, the proxy alone can tell.
+        return True
     host, port = _address(base_url)
     try:
         socket.create_connection((host, port), timeout=_CONNECT_S).close()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from dflash_deploy.engine.sglang import http, metrics
+from dflash_deploy.proxy import proxy_for
 from dflash_deploy.watch.health.verdict import Figure, Layer, Verdict
 
 _CONNECT_S = 3.0
@@ -270,7 +271,9 @@ def _sample(base_url: str, api_key: str | None, deadline: float) -> metrics.Metr
 
 
 def listens(base_url: str, timeout_s: float) -> bool:
-    """Something takes connections there."""
+    """Something takes connections there; what stands behind a proxy, the proxy alone can tell."""
+    if proxy_for(base_url) is not None:
+        return True
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
