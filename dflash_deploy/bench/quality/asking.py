@@ -23,6 +23,7 @@ _LARGEST_ERROR = 300
 _MOST_LOST = 2
 """Questions without an answer, and the others are not asked: each costs minutes."""
 
+_THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
 _REFUSED = frozenset({400, 422})
 _BEYOND_THE_STANDARD: Mapping[str, object] = {
     "chat_template_kwargs": {"enable_thinking": False},
@@ -167,7 +168,8 @@ def _read(content: object) -> Reply:
     ended = choice.get("finish_reason")
     if isinstance(ended, str) and ended in GIVEN_UP:
         return _failed(f"the server gave the answer up: finish_reason {ended}")
-    thoughts = (text_of(message.get(key)) for key in ("reasoning_content", "reasoning"))
+    told = (text_of(message.get(key)) for key in ("reasoning_content", "reasoning"))
+    thoughts, text = _apart(next(filter(None, told), None) or "", text_of(message.get("content")) or "")
     calls = message.get("tool_calls")
     first = calls[0] if isinstance(calls, list) and calls else None
     call = first.get("function") if isinstance(first, dict) else None
@@ -178,8 +180,8 @@ def _read(content: object) -> Reply:
     ids = choice.get("response_token_ids", choice.get("token_ids"))
     return Reply(
         Answer(
-            text=text_of(message.get("content")) or "",
-            thoughts=next(filter(None, thoughts), None) or "",
+            text=text,
+            thoughts=thoughts,
             tool=_text(call, "name"),
             arguments=_text(call, "arguments"),
             tokens=count(usage.get("completion_tokens")),
@@ -188,6 +190,16 @@ def _read(content: object) -> Reply:
         token_ids=tuple(ids) if isinstance(ids, list) and all(isinstance(one, int) for one in ids) else None,
         cached_tokens=count(details.get("cached_tokens")) if isinstance(details, dict) else None,
     )
+
+
+def _apart(thoughts: str, text: str) -> tuple[str, str]:
+    """Thoughts and what follows them, of a server that leaves both in the text too."""
+    before, ended, after = text.rpartition(_THOUGHT_ENDS)
+    if ended:
+        return thoughts + before.replace(_THOUGHT_BEGINS, "", 1).lstrip(), after.lstrip()
+    if text.lstrip().startswith(_THOUGHT_BEGINS):
+        return thoughts + text, ""
+    return thoughts, text
 
 
 def _failed(error: str, *, refused: bool = False, lost: bool = False) -> Reply:

@@ -101,6 +101,19 @@ def test_a_model_that_thinks_in_english_is_judged_by_its_answers():
     assert found.unbegun == 0
 
 
+def test_thoughts_that_stand_in_the_text_are_thoughts_too():
+    def in_the_text(body, _):
+        told = good(body)
+        return replace(told, text=f"<think>\n{THOUGHTS}\n</think>\n\n{told.text}")
+
+    found, _ = examined(in_the_text)
+    assert found.faults == ()
+    assert not found.missed
+    found, _ = examined(lambda *_: Told(f"<think>{THOUGHTS}", ended=False))
+    assert found.faults == ()
+    assert (found.scores, found.unbegun > 0) == ({}, True)
+
+
 def test_an_answer_that_is_thoughts_to_its_end_is_no_wrong_one():
     found, _ = examined(lambda *_: Told("", thoughts=THOUGHTS, ended=False))
     assert found.faults == ()
