@@ -243,9 +243,12 @@ def _about(run: Run) -> Iterator[str]:
     yield from run.notes
     for load in run.loads:
         yield from _doubts(load)
-    minutes = [load.rounds[0].tokens_per_s for load in minutes_of(run)]
-    if minutes and (trend := drift(minutes)).significant:
-        yield f"speed drifts by {trend.share * 100:+.1f} % over {len(minutes)} minutes"
+    levels: dict[int, list[float]] = {}
+    for load in minutes_of(run):
+        levels.setdefault(load.users, []).append(load.rounds[0].tokens_per_s)
+    for users, minutes in levels.items():
+        if (trend := drift(minutes)).significant:
+            yield f"{users} at once: speed drifts by {trend.share * 100:+.1f} % over {len(minutes)} minutes"
     for failure in run.failures:
         yield f"failed: {failure.count} times {failure.kind}, for example {failure.example}"
     if run.outcome == "unfit":

@@ -138,3 +138,19 @@ def test_json_holds_the_result_file():
     assert found["result"]["workload"]["sha256"] == "0" * 64
     (only,) = json.loads(as_json(result_of(run_of("none", [60.0]))))["summary"]
     assert only["speed_up_high"] is None
+
+
+def test_minutes_drift_among_those_of_as_many_users_alone():
+    def soak(speeds):
+        return [
+            LoadRows(users=users, label=f"minute {n}", window=True, rounds=[round_of(f"minute {n}", speed)])
+            for users, minutes in speeds.items()
+            for n, speed in enumerate(minutes, 1)
+        ]
+
+    steady = {1: [50.0, 51.0, 50.0, 51.0, 50.0], 4: [150.0, 151.0, 150.0, 151.0, 150.0]}
+    assert "drifts" not in as_text(result_of(run_of("bench", [1.0], flags=None, loads=soak(steady))))
+    slowing = steady | {4: [150.0, 149.0, 147.0, 144.0, 140.0]}
+    text = as_text(result_of(run_of("bench", [1.0], flags=None, loads=soak(slowing))))
+    assert "4 at once: speed drifts by -" in text
+    assert text.count("drifts") == 1
