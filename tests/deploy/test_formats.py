@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from dflash_deploy.deploy.formats import Format, render
 from dflash_deploy.deploy.unit import UnitSpec
 from dflash_deploy.errors import DeployError
+from tests.recording_proxy import recording_proxy
 
 from . import systemd_syntax as systemd
 
@@ -158,6 +159,17 @@ def test_compose_says_what_the_unit_says():
         service["volumes"]
     )
     assert service["healthcheck"]["test"][-2:] == ["127.0.0.1", "30000"]
+
+
+def test_a_containers_health_is_asked_past_a_proxy():
+    test = yaml.safe_load(text("compose"))["services"]["sglang"]["healthcheck"]["test"]
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with recording_proxy() as (proxy, seen):
+        asked = [sys.executable, *test[2:-1], str(port)]
+        done = subprocess.run(asked, env={"http_proxy": proxy}, capture_output=True, text=True, check=False)
+    assert "Connection refused" in done.stderr
+    assert seen == []
 
 
 def test_a_quadlet_says_what_the_unit_says():
