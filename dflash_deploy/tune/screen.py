@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.profile.schema import FlagSetting, Goal
+from dflash_deploy.tune.gain import better_by
 from dflash_deploy.tune.outlook import Outlook, duration, time_left_s
 from dflash_deploy.tune.records import Candidate, StudyRecord, TrialRecord
 from dflash_deploy.tune.select import best_trial
@@ -118,7 +119,10 @@ class PlainScreen:
         self.note(f"trial {record.number}: {outcome_line(self._study, record)}")
         best = best_trial(self._study, self._trials)
         if best is not None:
-            self.note(f"best so far: trial {best.number}, {figure(self._study, best.objective)}")
+            told = f"best so far: trial {best.number}, {figure(self._study, best.objective)}"
+            if _reads_better(self._study, record, best):
+                told += f"; trial {record.number} is not surely better"
+            self.note(told)
 
     def __enter__(self) -> Self:
         """Nothing to prepare."""
@@ -243,6 +247,12 @@ def outcome_line(study: StudyRecord, record: TrialRecord) -> str:
     if record.reason:
         parts.append(record.reason)
     return ", ".join(parts)
+
+
+def _reads_better(study: StudyRecord, trial: TrialRecord, than: TrialRecord) -> bool:
+    if not trial.feasible or trial.objective is None or than.objective is None:
+        return False
+    return better_by(trial.objective, than.objective, study.profile.objective.optimize) > 0
 
 
 def figure(study: StudyRecord, value: float | None) -> str:

@@ -175,6 +175,17 @@ def test_who_looks_late_sees_what_runs_now_and_what_comes(tmp_path, study):
     assert lines[-1].startswith("best so far: trial 2, 120.00")
 
 
+def test_a_higher_figure_that_is_not_the_best_is_explained(study):
+    shown = io.StringIO()
+    screen = PlainScreen(shown, study, [])
+    screen.ended(samples.trial(1, source="known:hand-tuned", rounds=(100.0, 104.0, 96.0)))
+    screen.ended(samples.trial(2, rounds=(100.5, 105.0, 96.0)))
+    screen.ended(samples.trial(3, rounds=(200.0, 201.0, 202.0)))
+    told = [line for line in shown.getvalue().splitlines() if line.startswith("best so far")]
+    assert [line.partition(",")[0] for line in told] == [f"best so far: trial {one}" for one in (1, 1, 3)]
+    assert [line.endswith("; trial 2 is not surely better") for line in told] == [False, True, False]
+
+
 def test_a_tuner_that_ends_without_a_word_is_noticed(tmp_path, study):
     with Journal(tmp_path, PlainScreen(None, study, [])) as journal:
         journal.begun(candidate(1), OUTLOOK)
