@@ -579,9 +579,11 @@ def writing(folder: Path) -> Iterator[None]:
     except BrokenPipeError:  # who read what we print has left: no file's fault
         raise
     except OSError as error:
+        begun = any((place / "study.json").is_file() for place in (folder, folder.parent))
         raise DeployError(
-            f"{error.filename or folder} cannot be written: {error.strerror or error}; "
-            "what had ended until then is kept",
-            fix="free some space or mend the permissions, then dflash-deploy tune --resume",
+            f"{error.filename or folder} cannot be written: {error.strerror or error}"
+            + ("; what had ended until then is kept" if begun else ""),
+            fix="free some space or mend the permissions, then "
+            + ("dflash-deploy tune --resume" if begun else "run the same command again"),
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
