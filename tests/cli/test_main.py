@@ -94,3 +94,16 @@ def test_a_folder_that_cannot_be_looked_into_is_named(words: list[str]) -> None:
     assert run.stderr.startswith(f"error: {place}/dflash-deploy/")
     assert "File name too long" in run.stderr
     assert len(run.stderr.splitlines()) == 2
+
+
+def test_ctrl_c_before_the_command_is_there_ends_without_a_trace(tmp_path: Path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_deploy", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
