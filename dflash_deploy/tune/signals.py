@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -19,6 +20,8 @@ _DEAF_S = 60.0
 may have dropped the first one's exception, in a destructor for instance."""
 _AGAIN_S = 0.01
 _LOOPS = ("_lazy_init", "close")
+
+_Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 @dataclass
@@ -48,7 +51,8 @@ class Asked:
 def stop_once() -> Iterator[Asked]:
     """Within, one of these signals raises KeyboardInterrupt, and those that follow it closely do nothing.
 
-    A hangup that is ignored already (``nohup``) stays so.
+    Nor do they afterwards, for the program then ends as it was asked to. A hangup that is ignored already
+    (``nohup``) stays so.
     """
     asked = Asked()
     last = -math.inf
@@ -77,8 +81,16 @@ def stop_once() -> Iterator[Asked]:
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if last == -math.inf:
+            _handle(before)
+        else:
+            # Python takes its own handlers away before it has ended.
+            atexit.register(_handle, dict.fromkeys(numbers, signal.SIG_IGN))
+
+
+def _handle(handlers: Mapping[signal.Signals, _Handler]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _is_swallowed(frame: FrameType | None) -> bool:
