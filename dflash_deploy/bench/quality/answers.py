@@ -16,6 +16,12 @@ _WORD = re.compile(r"[0-9]+\.[0-9]+|[぀-ヿ㐀-鿿]|[^\W぀-ヿ㐀-鿿]+")
 _NUMBER = re.compile(r"(?<![0-9A-Za-z_])(?<![0-9]\.)(?:(?<![)\]}])[-−])?[0-9]+(?:\.[0-9]+)?")  # noqa: RUF001
 _THOUSANDS = re.compile(r"(?<=\d)(?:[,\u202f\u00a0]|\{,\}|\\,)(?=\d{3}\b)")
 _FENCED = re.compile(r"```[\w-]*\n(.*?)\n?```", re.DOTALL)
+_NO_LANGUAGE = re.compile(
+    r"```.*?(?:```|\Z)|`[^`\n]*`|\$\$.*?(?:\$\$|\Z)|\$[^$\n]*\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\Z)|\\[A-Za-z]+",
+    re.DOTALL,
+)
+"""Code and formulas, which are written alike in every language; an answer may be cut within one."""
+
 _MOST_BETWEEN = 6
 """Words that may stand between those of an answer that is a list."""
 
@@ -178,7 +184,7 @@ def _foreign(prompt: Prompt, text: str) -> str | None:
     own = {script for script, share in expected.items() if share >= _OWN_SHARE}
     if not own:
         return None
-    letters = "".join(char for char in text if char.isalpha())
+    letters = "".join(char for char in _NO_LANGUAGE.sub(" ", text) if char.isalpha())
     for part, where in ((letters, "the answer"), (letters[-len(letters) // 3 :], "the end")):
         if len(part) < _LEAST_LETTERS:
             continue

@@ -124,6 +124,30 @@ def test_an_answer_in_another_script_has_drifted():
     )
 
 
+LATEX = r"""設 $a_1, a_2, \ldots, a_n$ 為非負實數，則
+$$\frac{a_1 + a_2 + \cdots + a_n}{n} \geq \sqrt[n]{a_1 a_2 \cdots a_n}$$
+當 $n=2$ 時，由 \((\sqrt{a_1}-\sqrt{a_2})^2 \geq 0\) 展開得
+\[\text{Area} = \text{length} \times \text{width} = 12 \times 6, \frac{a_1+a_2}{2} \geq \sqrt{a_1 a_2"""
+CODE = """可以用 `collections.Counter` 來計算：
+
+```python
+from collections import Counter
+
+def count_words(text: str) -> Counter[str]:
+    return Counter(word.casefold() for word in text.split() if word.isalpha())
+"""
+
+
+@pytest.mark.parametrize(("text", "end"), [(LATEX, "}\\]\n"), (CODE, "```\n")])
+def test_formulas_and_code_are_of_no_language(text, end):
+    chinese = Prompt(
+        "p", (Message("user", "請證明算術平均數大於或等於幾何平均數，並寫一個函式。"),), language="zh-TW"
+    )
+    assert not answer_faults(chinese, Answer(text, ended=False))
+    words = "Let all numbers be positive, so that their logarithms exist, and take the mean of these. "
+    assert "language-drift" in answer_faults(chinese, Answer(text + end + words * 3, ended=False))
+
+
 def test_an_answer_that_turns_simplified_or_japanese_has_drifted():
     prompt = Prompt("p", (Message("user", "請說明如何替老師寫一封感謝信。"),), language="zh-TW")
     traditional = "這封信該從問候開始，讓老師覺得親切。接著說說對他的感謝，還有這些年學過的東西。"
