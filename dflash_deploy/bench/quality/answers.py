@@ -25,6 +25,9 @@ _NO_LANGUAGE = re.compile(
 _MOST_BETWEEN = 6
 """Words that may stand between those of an answer that is a list."""
 
+_RESULT = re.compile(r"(?:answer|答案)[\s*_]*:")
+"""What stands before the result, as questions want it."""
+
 _LAST_NUMBERS = 3
 """A result is among the last numbers that a text names; others may come in the same sentence."""
 
@@ -126,7 +129,9 @@ def holds(text: str, answer: str) -> bool:
     """Whether the words of an answer stand in the text, in their order and near each other."""
     if _NUMBER.fullmatch(_plainly(answer)):
         # Any number may turn up on the way to the result.
-        return _numbers(answer)[0] in _numbers(text)[-_LAST_NUMBERS:]
+        *way, result = _RESULT.split(_plainly(text))
+        said = _numbers(result if way else text) or _numbers(text)
+        return _numbers(answer)[0] in said[-_LAST_NUMBERS:]
     wanted, said = _words(answer), _words(text)
     for start, word in enumerate(said):
         if word != wanted[0]:

@@ -61,6 +61,9 @@ def test_a_reference_to_another_question_is_not_right():
         ("答案是42個。", "42"),
         (r"the sum is $5{,}050$", "5050"),
         ("It is 3.50 km.", "3.5"),
+        ("48 ÷ 6 = 8\n\n**答案**：6 顆（每人）", "6"),
+        (r"**Answer:** $\boxed{42}$", "42"),
+        ("The answer: forty-two, that is 42. Answer: see above", "42"),
     ],
 )
 def test_right_answers_come_in_many_forms(text, answer):
@@ -76,6 +79,8 @@ def test_right_answers_come_in_many_forms(text, answer):
         ("The result is 42.5", "42"),
         ("The result is 0.42", "42"),
         ("It is -42.", "42"),
+        ("48 ÷ 6 = 8。答案：8", "6"),
+        ("It is 42 - 1 = 41.\n**Answer:** 41", "42"),
         ("答案是−42。", "42"),
         ("It is 3, maybe 5", "3.5"),
         ("It weighs 93.5 kilograms", "93 kilograms"),
