@@ -41,7 +41,7 @@ from dflash_deploy.serving_env.current import default_python
 from dflash_deploy.tune.launching import Simulated, values
 from dflash_deploy.tune.opening import Place, card_here, real_rig, simulated_rig
 from dflash_deploy.tune.signals import Asked
-from dflash_deploy.tune.study import Rig
+from dflash_deploy.tune.study import Rig, alone_on
 from dflash_deploy.tune.trial import degradation
 
 PLAIN: Method = "none"
@@ -160,7 +160,8 @@ def run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell, asked:
     """
     on = f"dflash-deploy compare --resume --name {record.name}"
     try:
-        _run_all(folder, record, rig, tell, asked)
+        with alone_on(rig.card, fix="wait for it"):
+            _run_all(folder, record, rig, tell, asked)
     except BrokenPipeError:  # who read what we print has left: no file's fault
         raise
     except OSError as error:

@@ -532,11 +532,11 @@ class _Run:
 
 
 @contextmanager
-def alone_on(card: str | None) -> Iterator[None]:
-    """Keep other tuners off a card: two servers on it would measure each other.
+def alone_on(card: str | None, *, fix: str = "wait for it, or choose another card: --gpu") -> Iterator[None]:
+    """Keep others off a card: two servers on it would measure each other.
 
     Raises:
-        DeployError: another tuner has it.
+        DeployError: another one has it; with this ``fix``.
     """
     if card is None:
         yield
@@ -545,7 +545,7 @@ def alone_on(card: str | None) -> Iterator[None]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     name = "".join(letter if letter.isalnum() else "-" for letter in card)
-    with _held(folder / f"{name}.lock", f"this card ({card})", "wait for it, or choose another card: --gpu"):
+    with _held(folder / f"{name}.lock", f"this card ({card})", fix):
         yield
 
 
@@ -565,7 +565,9 @@ def locked(folder: Path) -> Iterator[None]:
 def _held(path: Path, what: str, fix: str) -> Iterator[None]:
     def busy(holder: int | None) -> DeployError:
         who = "" if holder is None else f" (process {holder})"
-        return DeployError(f"another tuner works on {what}{who}", fix=fix, exit_code=ExitCode.UNAVAILABLE)
+        return DeployError(
+            f"another dflash-deploy works on {what}{who}", fix=fix, exit_code=ExitCode.UNAVAILABLE
+        )
 
     with writing(path), exclusive_file(path, busy=busy):
         yield

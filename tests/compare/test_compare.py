@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -16,10 +17,12 @@ from dflash_deploy.compare.records import (
     read_run,
     run_path,
 )
-from dflash_deploy.compare.running import Wanted, begin, schedule
+from dflash_deploy.compare.running import Wanted, begin, run_all, schedule
 from dflash_deploy.errors import DeployError, ExitCode
 from dflash_deploy.tune.launching import Simulated
 from dflash_deploy.tune.opening import Place
+from dflash_deploy.tune.signals import Asked
+from dflash_deploy.tune.study import alone_on
 from tests.tune.conftest import Tool, wait_for
 
 
@@ -163,6 +166,17 @@ def test_a_comparison_that_could_not_be_begun_leaves_its_name_free(tool, monkeyp
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     folder, _, _ = begin(wanted, place)
     assert folder == folder_of(tool, "c")
+
+
+def test_a_card_that_a_tuner_works_on_is_left_to_it(tool, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tool.home / "state"))
+    wanted = Wanted(str(tool.profile), ("none",), simulate=Simulated("rtx-5090", 0, 400.0), name="c")
+    folder, record, rig = begin(wanted, Place(None, "127.0.0.1", None))
+    told = []
+    with alone_on("GPU-1"), pytest.raises(DeployError, match="works on this card") as refused:
+        run_all(folder, record, replace(rig, card="GPU-1"), told.append, Asked())
+    assert refused.value.fix == "wait for it, then dflash-deploy compare --resume --name c"
+    assert told == []
 
 
 def test_nothing_to_go_on_with(tool, monkeypatch):

@@ -79,7 +79,7 @@ def test_a_detached_study_is_stopped_and_one_that_cannot_begin_says_why(tool):
     wait_for(tool.servers)
     second = tool.run("tune", "--resume", "s", "--detach")
     assert second.code == ExitCode.UNAVAILABLE
-    assert "another tuner works on s" in second.err
+    assert "another dflash-deploy works on s" in second.err
     stopped = tool.run("tune", "--stop")
     assert stopped.code == 0
     assert f"process {working.pid}" in stopped.out

@@ -8,7 +8,7 @@ def test_two_tuners_on_one_card_are_refused_and_the_lock_goes_with_the_holder(mo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with alone_on("GPU-1234/5"):
         with (
-            pytest.raises(DeployError, match="another tuner works on this card") as refused,
+            pytest.raises(DeployError, match="another dflash-deploy works on this card") as refused,
             alone_on("GPU-1234/5"),
         ):
             pass

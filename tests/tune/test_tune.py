@@ -149,7 +149,7 @@ def test_two_tuners_on_one_study(tool):
     wait_for(tool.servers)
     second = tool.run("tune", "--resume", "--name", "s")
     assert second.code == ExitCode.UNAVAILABLE
-    assert "another tuner works on s" in second.err
+    assert "another dflash-deploy works on s" in second.err
     assert str(first.pid) in second.err
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
