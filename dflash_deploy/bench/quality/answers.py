@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -27,6 +28,10 @@ _MOST_BETWEEN = 6
 
 _RESULT = re.compile(r"(?:answer|答案)[\s*_]*:")
 """What stands before the result, as questions want it."""
+
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{2}:[0-9]{2}")
+_LONGEST_NAME, _NAME_WORDS = 24, 2
+"""Letters and words of a name; what is longer may be said in another way."""
 
 _LAST_NUMBERS = 3
 """A result is among the last numbers that a text names; others may come in the same sentence."""
@@ -115,10 +120,10 @@ def misses(prompt: Prompt, answer: Answer) -> str | None:
     A good model misses some, so this is for counting, not for condemning a server over one answer.
     """
     if prompt.tool is not None:
-        return _wrong_call(prompt.tool, answer)
+        return _wrong_call(prompt, prompt.tool, answer)
     if prompt.schema is not None:
         value, problem = _parsed(answer.text)
-        problem = problem or misfit(value, prompt.schema)
+        problem = problem or misfit(value, prompt.schema) or _not_as_asked(value, prompt, prompt.schema)
         return None if problem is None else f"{problem}: {excerpt(answer.text)}"
     if prompt.answer is not None and not holds(answer.text, prompt.answer):
         return f"no {prompt.answer!r} in {excerpt(answer.text)}"
@@ -157,17 +162,53 @@ def copied(text: str, original: str) -> str | None:
     return None
 
 
-def _wrong_call(tool: object, answer: Answer) -> str | None:
-    if not isinstance(tool, dict):
-        return None
+def _wrong_call(prompt: Prompt, tool: Mapping[str, object], answer: Answer) -> str | None:
     if answer.tool is None:
         return f"{tool.get('name')} is not called: {excerpt(answer.text)}"
     if answer.tool != tool.get("name"):
         return f"{answer.tool!r} is called and not {tool.get('name')!r}"
     value, problem = _parsed(answer.arguments or "")
     schema = tool.get("parameters")
-    problem = problem or misfit(value, schema if isinstance(schema, dict) else {}, "the call")
+    schema = schema if isinstance(schema, dict) else {}
+    problem = problem or misfit(value, schema, "the call") or _not_as_asked(value, prompt, schema)
     return None if problem is None else f"{problem}: {excerpt(answer.arguments or '')}"
+
+
+def _not_as_asked(value: object, prompt: Prompt, schema: Mapping[str, object]) -> str | None:
+    """A value other than the reference's, where the question leaves no choice."""
+    wanted, _ = _parsed(prompt.reference or "")
+    if not isinstance(value, dict) or not isinstance(wanted, dict):
+        return None
+    described = schema.get("properties")
+    for name, right in wanted.items():
+        what = described.get(name) if isinstance(described, dict) else None
+        # Which of several fits may be a matter of opinion.
+        open_to_choice = isinstance(what, dict) and "enum" in what
+        if name in value and not open_to_choice and _differs(value[name], right, prompt):
+            return f"{name} is {value[name]!r} and not {right!r}"
+    return None
+
+
+def _differs(said: object, right: object, prompt: Prompt) -> bool:
+    """From a number, a moment or a name of the question; all numbers of a call are from its question."""
+    if isinstance(right, int | float):
+        named = prompt.tool is not None or isinstance(right, bool) or str(right) in _numbers(prompt.question)
+        return named and said != right
+    if not isinstance(right, str) or not isinstance(said, str):
+        return False
+    if _MOMENT.fullmatch(right):
+        return _digits(said) != _digits(right)
+    words = "".join(_words(right))
+    named = (
+        len(right) <= _LONGEST_NAME
+        and right.count(" ") < _NAME_WORDS
+        and words in "".join(_words(prompt.question))
+    )
+    return named and words not in "".join(_words(said))
+
+
+def _digits(text: str) -> list[int]:
+    return [int(number) for number in re.findall("[0-9]+", _plainly(text))]
 
 
 def _parsed(text: str) -> tuple[object, str | None]:

@@ -113,6 +113,40 @@ def test_a_call_must_be_made_by_its_name_with_its_arguments():
     assert "lacks" in misses(TOOL_PROMPT, Answer("", name, "{}"))
 
 
+@pytest.mark.parametrize(
+    "prompt", [one for one in REFERENCES if one.id in ("tools-001", "tools-012", "tools-029")]
+)
+def test_values_that_the_question_names_must_be_right(prompt):
+    right = json.loads(prompt.reference)
+
+    def missed(**other):
+        return misses(prompt, answered(prompt, json.dumps(right | other)))
+
+    for name, value in right.items():
+        wrong = (
+            value + 1
+            if isinstance(value, int)
+            else value.translate(str.maketrans("0123456789", "1234567890"))
+        )
+        assert name in missed(**{name: wrong if wrong != value else "Somewhere"}), name
+        if isinstance(value, str):
+            # In other letters, or with more said, it is the same.
+            assert missed(**{name: f"{value.upper()}."}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("tools-005", {"minutes": 45, "title": "Crêpes"}),
+        ("tools-015", {"text": "I will be 10 minutes late"}),
+        ("tools-020", {"sentiment": "混合", "reason": "5 顆星"}),
+    ],
+)
+def test_values_that_are_free_may_be_any(name, other):
+    (prompt,) = (one for one in REFERENCES if one.id == name)
+    assert misses(prompt, answered(prompt, json.dumps(json.loads(prompt.reference) | other))) is None
+
+
 def test_an_answer_far_shorter_than_it_should_be_has_collapsed():
     long = next(prompt for prompt in load_all() if prompt.long)
     assert "length-collapse" in answer_faults(long, Answer("Sure! Here it is."))
