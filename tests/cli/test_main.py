@@ -96,8 +96,21 @@ def test_a_folder_that_cannot_be_looked_into_is_named(words: list[str]) -> None:
     assert len(run.stderr.splitlines()) == 2
 
 
-def test_ctrl_c_before_the_command_is_there_ends_without_a_trace(tmp_path: Path):
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "raise KeyboardInterrupt\n",
+        # In the middle of a class, where Python 3.11 makes a RuntimeError of it.
+        "class Late:\n"
+        "    def __set_name__(self, owner, name):\n"
+        "        raise KeyboardInterrupt\n"
+        "class Made:\n"
+        "    late = Late()\n",
+    ],
+    ids=["import", "class"],
+)
+def test_ctrl_c_before_the_command_is_there_ends_without_a_trace(tmp_path: Path, moment: str):
+    (tmp_path / "typer.py").write_text(moment)
     done = subprocess.run(
         [sys.executable, "-m", "dflash_deploy", "--help"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
