@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -266,6 +266,46 @@ class LoadFigures:
             accept_rate=_mean_by_steps([(one.accept_rate, one.verify_steps) for one in answered]),
             tokens_estimated=any(one.tokens_estimated for one in answered),
         )
+
+
+def windows(
+    results: Sequence[RequestResult], window_s: float
+) -> Iterator[tuple[int, list[RequestResult], LoadFigures]]:
+    """A long load part by part: its number, the answers that ended in it, and their figures.
+
+    Its speed is that of the tokens that came in it, whichever answers they belong to: answers rarely end with
+    a part. As soon as one of the users is done, the others alone are no load like that before, and a rest
+    that is shorter than half a part is none.
+    """
+    begun_s = min(one.sent_s for one in results)
+    done_s: dict[int, float] = {}
+    for one in results:
+        done_s[one.user] = max(done_s.get(one.user, 0.0), one.sent_s + one.total_s - begun_s)
+    lasts_s = min(done_s.values())
+    parts = max(1, int(lasts_s / window_s + 0.5))
+    tokens = [0.0] * parts
+    ended: list[list[RequestResult]] = [[] for _ in tokens]
+
+    def part_at(time_s: float) -> int | None:
+        number = int(time_s / window_s)
+        return number if number < parts and time_s <= lasts_s else None
+
+    for one in results:
+        sent_s = one.sent_s - begun_s
+        if (part := part_at(sent_s + one.total_s)) is not None:
+            ended[part].append(one)
+        if one.error is not None:
+            continue
+        # Thoughts that were not shown were made at the same time.
+        made_of_shown = one.output_tokens / max(1, sum(one.chunk_tokens))
+        for at_s, count in zip(one.chunk_s, one.chunk_tokens, strict=True):
+            if (part := part_at(sent_s + at_s)) is not None:
+                tokens[part] += count * made_of_shown
+    for number, answers in enumerate(ended):
+        length_s = min(window_s, lasts_s - number * window_s)
+        if answers and length_s > 0:
+            speed = tokens[number] / length_s
+            yield number, answers, replace(LoadFigures.of(answers), wall_s=length_s, total_tokens_per_s=speed)
 
 
 def _per_step(pairs: Sequence[tuple[int, int | None]]) -> float | None:

@@ -13,7 +13,7 @@ from typing import Literal
 from dflash_deploy.bench.chat import Sampling
 from dflash_deploy.bench.endpoint import Endpoint
 from dflash_deploy.bench.load import Load, Player, patience, poisson, turns
-from dflash_deploy.bench.measurement import LoadFigures, RequestResult
+from dflash_deploy.bench.measurement import LoadFigures, RequestResult, windows
 from dflash_deploy.bench.protocols import Options, Protocol, prompts_of
 from dflash_deploy.bench.server_side import ServerFigures, between, standing
 from dflash_deploy.bench.telemetry import GpuWatch, Telemetry
@@ -24,6 +24,8 @@ from dflash_deploy.machine.gpu import GpuSample
 _SLOWEST_TOKENS_PER_S = 0.5
 _WINDOW_S = 60.0
 _LEAST_OF_WANTED = 0.9
+_MOST_CACHED = 0.5
+"""Of the prompts' tokens; a chat template may begin short ones alike."""
 _ROOM_TOKENS = 16
 """Between a prompt with its answer and the longest context: a template may end an answer with some."""
 
@@ -82,6 +84,7 @@ class ProtocolResult:
         stopped: why it ended before its last level, in words; None where it did not.
         interrupted: a person ended it.
         notes: what a reader of the figures must know.
+        warm_up_tokens: of answers that no level has.
     """
 
     protocol: Protocol
@@ -93,6 +96,7 @@ class ProtocolResult:
     stopped: str | None
     interrupted: bool
     notes: tuple[str, ...]
+    warm_up_tokens: int = 0
 
 
 def run_protocol(
@@ -177,6 +181,7 @@ class _Play:
         self._answers: list[RequestResult] = []
         self._levels: list[Level] = []
         self._notes: list[str] = []
+        self._warm_up_tokens = 0
         self.stopped: str | None = None
         if options.salt is None:
             self._notes.append("prompts are not salted: prefix caches may have helped")
@@ -193,6 +198,14 @@ class _Play:
     def result(self) -> ProtocolResult:
         """What there is until now, without what is known at the end alone."""
         notes = list(self._notes)
+        figures = [level.figures for level in self._levels if not level.window]
+        prompts = sum(one.prompt_tokens for one in figures)
+        cached = sum(one.cached_tokens or 0 for one in figures)
+        if self._options.salt is not None and cached > _MOST_CACHED * prompts:
+            notes.append(
+                f"{cached / prompts:.0%} of the prompts' tokens were in the server's prefix cache, although "
+                "each prompt begins in its own way: first tokens came sooner for it"
+            )
         if any(level.figures.tokens_estimated for level in self._levels):
             notes.append(UNCOUNTED)
         if any(
@@ -214,6 +227,7 @@ class _Play:
             stopped=self.stopped,
             interrupted=True,
             notes=tuple(notes),
+            warm_up_tokens=self._warm_up_tokens,
         )
 
     def _player(self, prompts: Sequence[Prompt]) -> Player:
@@ -251,6 +265,7 @@ class _Play:
         for turn in turns(protocol.warm_up, 0) if number == 0 else ():
             self._tell(f"{_users(users)}, {turn.label}")
             played = await player.round(users, f"w{users}-", turn.number)
+            self._warm_up_tokens += sum(one.output_tokens for one in played.requests)
             if self._all_failed(turn.label, played.requests):
                 self._add(turn.label, users, played.requests, cold=True)
                 return
@@ -293,13 +308,9 @@ class _Play:
             self._by_minute(users, results)
 
     def _by_minute(self, users: int, results: Sequence[RequestResult]) -> None:
-        """The answers that ended in each minute."""
-        begun = min(one.sent_s for one in results)
-        minutes: dict[int, list[RequestResult]] = {}
-        for one in results:
-            minutes.setdefault(int((one.sent_s + one.total_s - begun) / _WINDOW_S), []).append(one)
-        for minute in sorted(minutes):
-            self._add(f"minute {minute + 1}", users, minutes[minute], window=True)
+        """The answers that ended in each minute, and its speed."""
+        for minute, ended, figures in windows(results, _WINDOW_S):
+            self._add(f"minute {minute + 1}", users, ended, window=figures)
 
     def _ladder(self) -> None:
         counter = ServerCounter(
@@ -391,10 +402,10 @@ class _Play:
         *,
         cold: bool = False,
         prompt_tokens: int | None = None,
-        window: bool = False,
+        window: LoadFigures | None = None,
         by_user: bool = True,
     ) -> None:
-        figures = LoadFigures.of(results)
+        figures = window or LoadFigures.of(results)
         prefill = None
         # Of several users one waits for the others' prompts too.
         if (
@@ -412,7 +423,7 @@ class _Play:
                 figures=figures,
                 per_user=_per_user(results) if by_user else (),
                 requests=() if window else tuple(results),
-                window=window,
+                window=window is not None,
                 prompt_tokens=prompt_tokens,
                 prefill_tokens_per_s=prefill,
             )

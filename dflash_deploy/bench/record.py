@@ -45,6 +45,8 @@ _HASHED_PROMPTS = 64
 """Of a mix: more are asked in the same order, so that as many stand for them all."""
 
 _LATE_S = 0.05
+_MUCH_MORE = 1.2
+"""Lengths of prompts are counted by asking too, and answers end in the midst of a step."""
 _MOST_ROWS = 20_000
 """Requests that are told one by one; a file of more than that would be too large to read."""
 
@@ -171,6 +173,8 @@ def _notes(played: ProtocolResult) -> Iterator[str]:
         yield f"more than {_MOST_ROWS:,} requests: they are not listed one by one"
     if played.stopped is not None:
         yield f"{ENDED_EARLY}{played.stopped}"
+    if others := _tokens_of_others(played):
+        yield f"the server made {others:,} tokens more than were asked for here: others use it too"
     waits = [level.figures.waited_s.p99 for level in played.levels if level.figures.waited_s]
     if played.endpoint.time_scale == 1 and max(waits, default=0.0) > _LATE_S:
         yield (
@@ -182,6 +186,16 @@ def _notes(played: ProtocolResult) -> Iterator[str]:
             f"simulated time runs {played.endpoint.time_scale:g} times as fast, and so does every delay of "
             "ours: outside of rounds, speeds read low"
         )
+
+
+def _tokens_of_others(played: ProtocolResult) -> int:
+    """That the server made meanwhile, beyond what may be our own counting; 0 where that cannot be told."""
+    made = played.server.generated_tokens if played.server else None
+    loads = [level.figures for level in played.levels if not level.window]
+    if made is None or any(load.errors or load.tokens_estimated for load in loads):
+        return 0
+    ours = played.warm_up_tokens + sum(load.output_tokens for load in loads)
+    return made - ours if made > _MUCH_MORE * ours else 0
 
 
 def _server_row(figures: ServerFigures | None) -> ServerRow | None:

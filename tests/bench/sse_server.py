@@ -19,7 +19,9 @@ class Script:
     pieces: tuple[str, ...] = ("one two ", "three ", "four ", "five")
     first_wait_s: float = 0.0
     wait_s: float = 0.0
-    usage: dict[str, int] | None = field(default_factory=lambda: {"prompt_tokens": 7, "completion_tokens": 9})
+    usage: dict[str, object] | None = field(
+        default_factory=lambda: {"prompt_tokens": 7, "completion_tokens": 9}
+    )
     status: str = "200 OK"
     body: bytes | None = None
     cut_after: int | None = None

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_deploy.bench.measurement import LoadFigures, RequestResult
+from dflash_deploy.bench.measurement import LoadFigures, RequestResult, windows
 
 STEP_S = 0.1
 
@@ -53,6 +53,25 @@ def test_thoughts_that_are_not_shown_are_no_speed():
     one = answer(1008, STEPS_S, [1] * 8, hidden_tokens=1000)
     assert one.decode_tokens_per_s == pytest.approx(10)
     assert LoadFigures.of([one]).output_tokens == 1008, "they were made all the same"
+
+
+@pytest.mark.parametrize("answer_s", [7.0, 17.0, 25.6, 45.0])
+def test_a_steady_load_reads_steady_in_every_minute_however_long_its_answers(answer_s):
+    step_s = answer_s / 64
+    asked = (
+        (user, answer_s * (user / 4 + number)) for user in range(4) for number in range(int(600 / answer_s))
+    )
+    results = [
+        replace(answer(64, [step_s * (1 + n) for n in range(64)], [1] * 64), user=user, sent_s=sent_s)
+        for user, sent_s in asked
+    ]
+    first, *minutes = [figures.total_tokens_per_s for _, _, figures in windows(results, 60.0)]
+    assert len(minutes) >= 8
+    # The users begin one after the other here, and none is done when a minute ends.
+    assert minutes == pytest.approx([4 * 64 / answer_s] * len(minutes), rel=0.03)
+    assert first < 4 * 64 / answer_s
+    done = [one for one in results if one.sent_s + one.total_s < 50]
+    assert len(list(windows(done, 60.0))) == 1, "a load of less than a minute is told"
 
 
 def test_what_comes_out_of_a_buffer_tells_no_speed():
