@@ -142,6 +142,11 @@ def architecture(subject: Subject) -> Answer | None:
 def kernels(subject: Subject) -> Answer:
     """SGLang's own kernels can be loaded."""
     engine = _engine(subject)
+    if any(one.id == "driver-library-missing" for one in _advice(subject, engine)):
+        if subject.on_cpu:
+            return unknown("made for cards; what SGLang takes in their place on a processor is not looked at")
+        if not subject.gpus().readable:
+            raise NotCheckedError("driver")
     found = _advised(subject, engine, KERNELS)
     if found is not None:
         return found

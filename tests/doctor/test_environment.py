@@ -344,3 +344,13 @@ def test_a_folder_that_is_not_ours_is_never_removed():
     assert answer.status is Status.WARN
     assert answer.repair is None
     assert (folder / "a.jpg").exists()
+
+
+def test_kernels_that_only_want_the_driver_are_the_drivers_trouble():
+    wanting = engine(modules={"sgl_kernel": Module(installed=True, error="libcuda.so.1: cannot open it")})
+    with pytest.raises(NotCheckedError) as caught:
+        checks.kernels(subject(engine=wanting))
+    assert caught.value.waits_for == "driver"
+    assert checks.kernels(subject(engine=wanting, profile="sglang-cpu-smoke")).status is Status.UNKNOWN
+    # A card is here, and CUDA's library is not found all the same.
+    assert checks.kernels(subject(gpu(), engine=wanting)).status is Status.FAIL
