@@ -30,10 +30,10 @@ def emit(
     image: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="Container image, for quadlet and compose.")
     ] = None,
-    output: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(
-            "--output",
+            "--out",
             "-o",
             metavar="FILE",
             parser=given.path,
@@ -41,18 +41,16 @@ def emit(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --output: show what would change, and write nothing.")
+        bool, typer.Option("--dry-run", help="With --out: show what would change, and write nothing.")
     ] = False,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="With --output: replace a different file, which is kept as FILE.previous."
-        ),
+        typer.Option("--force", help="With --out: replace a different file, which is kept as FILE.previous."),
     ] = False,
     allow_simulated: Annotated[
         bool,
         typer.Option(
-            "--allow-simulated", help="With --output: write it even though its study was only simulated."
+            "--allow-simulated", help="With --out: write it even though its study was only simulated."
         ),
     ] = False,
     system: Annotated[
@@ -89,10 +87,10 @@ def emit(
     from dflash_deploy.deploy import change, configuration
     from dflash_deploy.deploy.formats import render
 
-    if output is None and (dry_run or force):
+    if out is None and (dry_run or force):
         raise DeployError(
             "--dry-run and --force are about a file, and none is named",
-            fix="add --output FILE",
+            fix="add --out FILE",
             exit_code=ExitCode.USAGE,
         )
     if run_as is not None and not system:
@@ -113,11 +111,11 @@ def emit(
         seal=configuration.seal_if_there(interpreter),
     )
     rendered = render(spec, form, image=image)
-    if output is None:
+    if out is None:
         # As bytes: a unit is UTF-8 whatever the terminal's encoding is.
         typer.echo(rendered.text.encode(), nl=False)
         return
-    planned = change.change_of(output, rendered.text, name_in_folder=rendered.name)
+    planned = change.change_of(out, rendered.text, name_in_folder=rendered.name)
     if dry_run:
         typer.echo(planned.diff(), nl=False)
         return

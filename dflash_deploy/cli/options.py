@@ -21,7 +21,8 @@ class Format(StrEnum):
 Form = Annotated[Format, typer.Option("--format", help="How to print the result; progress goes to stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json (docs/json.md).")]
 ResultOut = Annotated[
-    Path | None, typer.Option(help="Write a result file too, for `bench compare`.", metavar="FILE")
+    Path | None,
+    typer.Option("--out", "-o", help="Write a result file too, for `bench compare`.", metavar="FILE"),
 ]
 Python = Annotated[
     Path | None,

@@ -363,8 +363,9 @@ def verify(
 
 @app.command("measure")
 def measure(
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the record there, for --probe.")
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the record there, for --probe."),
     ] = None,
     *,
     env: _Environment = None,
@@ -380,11 +381,11 @@ def measure(
     from dflash_deploy.serving_env.patches.live import measure as run_probe
 
     report, content = run_probe(_tree(env))
-    if output is not None:
+    if out is not None:
         try:
-            write_atomic(output, content)
+            write_atomic(out, content)
         except OSError as error:
-            raise DeployError(f"{output}: {error.strerror}", exit_code=ExitCode.UNAVAILABLE) from error
+            raise DeployError(f"{out}: {error.strerror}", exit_code=ExitCode.UNAVAILABLE) from error
     decision = decide(report)
     if json:
         typer.echo(content.decode(), nl=False)

@@ -94,10 +94,10 @@ def new(
         str, typer.Option("--from", metavar="PROFILE", help="Profile to begin from: a name or a path.")
     ] = "rtx5090-single-user",
     settings: _Settings = None,
-    output: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(
-            "--output",
+            "--out",
             "-o",
             metavar="FILE",
             parser=given.path,
@@ -112,11 +112,11 @@ def new(
 
     load.require_name(name)
     resolved = load.resolve(base, overrides=settings or ())
-    path = output or load.user_dir() / f"{name}.yaml"
+    path = out or load.user_dir() / f"{name}.yaml"
     if os.path.lexists(path) and not force:
         raise DeployError(
             f"{path} is there already",
-            fix="give another name, --output FILE, or --force to replace it",
+            fix="give another name, --out FILE, or --force to replace it",
             exit_code=ExitCode.UNAVAILABLE,
         )
     try:
@@ -124,11 +124,11 @@ def new(
     except OSError as error:
         raise DeployError(
             f"{path} cannot be written: {error.strerror or error}",
-            fix="give a place that can be written to: --output FILE",
+            fix="give a place that can be written to: --out FILE",
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
     typer.echo(f"wrote {path}")
-    typer.echo(f"check it after every change: dflash-deploy profile validate {path if output else name}")
+    typer.echo(f"check it after every change: dflash-deploy profile validate {path if out else name}")
 
 
 @app.command("validate")

@@ -60,18 +60,18 @@ def change_of(path: Path, after: str, *, name_in_folder: str | None = None) -> C
         if name_in_folder is not None and path.is_dir():
             path /= name_in_folder
         if path.is_symlink():
-            raise _unfit(f"{path} is a link, to {path.readlink()}", "give --output another path")
+            raise _unfit(f"{path} is a link, to {path.readlink()}", "give --out another path")
         if not path.exists():
             if not path.parent.is_dir():
                 raise _unfit(f"{path.parent} is not there", f"mkdir -p {shlex.quote(str(path.parent))}")
             return Change(path, None, after)
         if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
-            raise _unfit(f"{path} is there and is no text file", "give --output another path")
+            raise _unfit(f"{path} is there and is no text file", "give --out another path")
         return Change(path, path.read_bytes().decode(), after)
     except UnicodeDecodeError as error:
-        raise _unfit(f"{path} is there and is no text file", "give --output another path") from error
+        raise _unfit(f"{path} is there and is no text file", "give --out another path") from error
     except OSError as error:
-        raise _unfit(f"{path} cannot be read: {error.strerror}", "give --output another path") from error
+        raise _unfit(f"{path} cannot be read: {error.strerror}", "give --out another path") from error
 
 
 def _unfit(message: str, fix: str) -> DeployError:
@@ -102,7 +102,7 @@ def apply(change: Change, *, replace: bool) -> None:
         denied = isinstance(error, PermissionError)
         raise _unfit(
             f"{change.path} cannot be written: {error.strerror}",
-            "run the command with sudo, or give --output another path"
+            "run the command with sudo, or give --out another path"
             if denied
-            else "make room there, or give --output another path",
+            else "make room there, or give --out another path",
         ) from error

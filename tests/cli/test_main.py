@@ -36,7 +36,7 @@ def test_a_reader_that_leaves_is_no_failure_to_speak_of() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["profile", "new", "x", "--output", "./" + "a" * 300],
+        ["profile", "new", "x", "--out", "./" + "a" * 300],
         ["emit", "./" + "a" * 300],
     ],
 )

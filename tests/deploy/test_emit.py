@@ -112,11 +112,11 @@ def test_a_simulated_study_gives_the_real_engines_command_and_says_what_it_is(tm
     assert "(simulated rtx-5090)" in done.stdout
     assert "measured" not in done.stdout
 
-    refused = emit(tmp_path / "s", "--output", tmp_path / "x.service")
+    refused = emit(tmp_path / "s", "--out", tmp_path / "x.service")
     assert refused.returncode == 2
     assert "--allow-simulated" in refused.stderr
     assert not (tmp_path / "x.service").exists()
-    assert emit(tmp_path / "s", "--output", tmp_path / "x.service", "--allow-simulated").returncode == 0
+    assert emit(tmp_path / "s", "--out", tmp_path / "x.service", "--allow-simulated").returncode == 0
     assert (tmp_path / "x.service").read_text() == done.stdout
 
 
@@ -129,21 +129,21 @@ def test_a_file_is_shown_written_and_replaced_only_on_demand(study: Path, tmp_pa
     target = tmp_path / "new"
     target.mkdir()
     unit = target / "dflash-sglang-qwen3-8-27b.service"
-    shown = emit("--output", target, "--dry-run")
+    shown = emit("--out", target, "--dry-run")
     assert f"+++ {unit}" in shown.stdout
     assert list(target.iterdir()) == []
-    assert emit("--output", target).returncode == 0
+    assert emit("--out", target).returncode == 0
     first = unit.read_text()
-    assert emit("--output", target).returncode == 0
-    assert "+ --mem" not in emit("--output", target, "--dry-run").stdout
+    assert emit("--out", target).returncode == 0
+    assert "+ --mem" not in emit("--out", target, "--dry-run").stdout
 
-    refused = emit("--output", target, "--trial", 0)
+    refused = emit("--out", target, "--trial", 0)
     assert refused.returncode == 5
     assert unit.read_text() == first
-    changed = emit("--output", target, "--trial", 0, "--dry-run").stdout
+    changed = emit("--out", target, "--trial", 0, "--dry-run").stdout
     assert "-  --mem-fraction-static 0.81" in changed
     assert "+  --mem-fraction-static 0.8" in changed
-    assert emit("--output", target, "--trial", 0, "--force").returncode == 0
+    assert emit("--out", target, "--trial", 0, "--force").returncode == 0
     assert unit.with_name(f"{unit.name}.previous").read_text() == first
 
 
@@ -175,10 +175,10 @@ def test_an_open_address_goes_with_its_key_file(tmp_path: Path):
         (["mine", "--trial", 2], 1, "out of memory"),
         (["mine", "--python", 'a"b/python'], 3, 'path holds "'),
         (["mine", "--python", ""], 2, "expected a path"),
-        (["mine", "--output", ""], 2, "expected a path"),
-        (["mine", "--output", "~nobody-of-this-name/x"], 2, "no such home folder"),
-        (["mine", "--dry-run"], 2, "--output FILE"),
-        (["mine", "--force"], 2, "--output FILE"),
+        (["mine", "--out", ""], 2, "expected a path"),
+        (["mine", "--out", "~nobody-of-this-name/x"], 2, "no such home folder"),
+        (["mine", "--dry-run"], 2, "--out FILE"),
+        (["mine", "--force"], 2, "--out FILE"),
         (["mine", "--user", "--run-as", "me"], 2, "leave out --run-as"),
         ([""], 2, "expected a path"),
         (["mine", "--run-as", "root\nx"], 3, "user's name"),
@@ -303,7 +303,7 @@ def test_the_other_forms_hold_the_same_configuration(tmp_path: Path, form: str, 
     write_study(tmp_path / "s", trial(0, 207.5, flags=flags))
     image = ["--image", "docker.io/lmsysorg/sglang:v0.5.23"] if form in ("compose", "quadlet") else []
     (tmp_path / "out").mkdir()
-    done = emit(tmp_path / "s", "--format", form, *image, "--output", tmp_path / "out")
+    done = emit(tmp_path / "s", "--format", form, *image, "--out", tmp_path / "out")
     assert (done.returncode, [path.name for path in (tmp_path / "out").iterdir()]) == (0, [name])
     text = (tmp_path / "out" / name).read_text()
     assert text.startswith(begins)

@@ -69,7 +69,7 @@ def test_new_refuses_names_that_are_no_names(name: str) -> None:
 
 def test_new_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    run = _run("new", "mine", "--output", str(tmp_path / "file" / "mine.yaml"))
+    run = _run("new", "mine", "--out", str(tmp_path / "file" / "mine.yaml"))
     assert run.returncode == 5
     assert "cannot be written" in run.stderr
     assert "Traceback" not in run.stderr
@@ -107,5 +107,5 @@ def test_json_is_plain_ascii_and_so_the_same_on_every_terminal(write: ProfileWri
 def test_new_does_not_write_over_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     link = tmp_path / "link.yaml"
     link.symlink_to(tmp_path / "nowhere")
-    assert _run("new", "mine", "--output", str(link)).returncode == 5
+    assert _run("new", "mine", "--out", str(link)).returncode == 5
     assert link.is_symlink()

@@ -139,7 +139,7 @@ def read_report_file(path: Path) -> ProbeReport:
     except FileNotFoundError as error:
         raise DeployError(
             f"{path}: there is no such record",
-            fix="dflash-deploy patch measure --output FILE makes one, on the machine that serves",
+            fix="dflash-deploy patch measure --out FILE makes one, on the machine that serves",
             exit_code=ExitCode.MISSING,
         ) from error
     except OSError as error:

@@ -142,6 +142,6 @@ def _flashinfer(tree: Tree) -> str | None:
 
 def _measured(tree: Tree) -> str:
     return (
-        f"dflash-deploy patch measure --env {tree.quoted} --output probe.json && "
+        f"dflash-deploy patch measure --env {tree.quoted} --out probe.json && "
         f"dflash-deploy patch apply {PATCH} --env {tree.quoted} --probe probe.json"
     )

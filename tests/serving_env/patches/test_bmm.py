@@ -162,7 +162,7 @@ def test_a_file_that_is_no_record_is_told_and_not_waited_for(tmp_path: Path) -> 
             read_report_file(path)
     with pytest.raises(DeployError, match="no such record") as caught:
         read_report_file(tmp_path / "absent.json")
-    assert "patch measure --output" in str(caught.value.fix)
+    assert "patch measure --out" in str(caught.value.fix)
 
 
 # The probe's parent, with children of our own in the place of back ends.
