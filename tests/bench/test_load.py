@@ -409,7 +409,7 @@ def test_ctrl_c_while_the_parser_calls_is_not_taken_for_nonsense():
         loop.close()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.binary(max_size=300), st.randoms(use_true_random=False))
 def test_noise_never_hangs_nor_raises(noise, generator: random.Random):
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

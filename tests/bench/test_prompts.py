@@ -1,7 +1,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.bench.prompts import mixed_prompts
@@ -18,7 +18,6 @@ def test_answers_of_fixed_length_are_asked_of_questions_that_want_long_ones():
     assert {prompt.task for prompt in mixed_prompts({"tools": 1}, 5)} == {"tools"}
 
 
-@settings(deadline=None)
 @given(
     weights=st.dictionaries(st.sampled_from(TASKS), st.floats(0, 10), min_size=1).filter(
         lambda mix: sum(mix.values()) > 0.01

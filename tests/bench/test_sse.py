@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.bench.sse import MAX_EVENT_BYTES, EventReader, TooLongError
@@ -9,7 +9,6 @@ from dflash_deploy.bench.sse import MAX_EVENT_BYTES, EventReader, TooLongError
 payload = st.binary(max_size=60).filter(lambda b: b and b"\n" not in b and b"\r" not in b and b[:1] != b" ")
 
 
-@settings(deadline=None)
 @given(
     events=st.lists(payload, max_size=8),
     cuts=st.lists(st.integers(0, 400), max_size=8),
@@ -43,7 +42,6 @@ def test_what_never_ends_is_refused(line):
             list(reader.feed(line))
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=10))
 def test_any_bytes_are_survived(pieces):
     reader = EventReader()

@@ -364,7 +364,7 @@ tie_word_embeddings num_experts num_experts_per_tok sliding_window vision_config
 json_objects = st.dictionaries(st.sampled_from(KEYS.split()), json_values, max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(changes=json_objects, nested=json_objects, quantization=json_objects)
 def test_any_configuration_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory,
@@ -388,7 +388,7 @@ def test_any_configuration_is_read_or_refused(
         row.value.encode()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=60), at=st.integers(0, 3000))
 def test_a_damaged_file_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int
@@ -406,7 +406,7 @@ def test_a_damaged_file_is_read_or_refused(
         path.write_bytes(before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(max_size=12), json_values, max_size=4))
 def test_any_index_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, weight_map: Any) -> None:
     model = small_qwen()

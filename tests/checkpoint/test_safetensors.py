@@ -182,7 +182,7 @@ near_tensors = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from("abc"), near_tensors, max_size=3), st.integers(0, 40))
 def test_the_format_s_own_library_agrees(
     tmp_path_factory: pytest.TempPathFactory, header: dict[str, Any], data_bytes: int

@@ -257,7 +257,7 @@ def test_heads_that_are_refused(change, message, tmp_path):
     assert not (tmp_path / "dense").exists()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_damaged_files_are_told_of(data, tmp_path_factory):
     place = tmp_path_factory.mktemp("damaged")

@@ -29,7 +29,7 @@ def test_scales_are_those_of_the_format():
             assert Fraction(float(table[code])) == e4m3(code)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), rows=st.integers(1, 3), blocks=st.integers(1, 3), scale=_GLOBAL)
 @pytest.mark.parametrize("order", ["low-first", "high-first"])
 def test_blocks_against_exact_arithmetic(order, data, rows, blocks, scale):

@@ -68,7 +68,7 @@ def test_shellcheck_finds_nothing_wrong_with_the_script(tmp_path: Path, key: str
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(
     words=st.lists(_WORD, max_size=5),
     env=st.dictionaries(st.from_regex(r"T_[A-Z]{1,4}", fullmatch=True), _WORD),

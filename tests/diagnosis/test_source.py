@@ -8,7 +8,7 @@ import lzma
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.diagnosis import diagnose
@@ -115,7 +115,6 @@ def test_a_log_that_is_not_there_is_told(tmp_path):
     st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=80)), max_size=40),
     st.sampled_from([b"\n", b""]),
 )
-@settings(deadline=None)
 def test_any_bytes_are_diagnosed(tmp_path_factory, parts, between):
     path = tmp_path_factory.mktemp("fuzz") / "log"
     path.write_bytes(between.join(parts))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.doctor import hashes, hub
@@ -260,7 +260,6 @@ def test_a_known_draft_is_compared_without_its_files(tmp_path: Path, pair):
     assert answer.status is Status.UNKNOWN
 
 
-@settings(deadline=None)
 @given(content=st.binary(max_size=200), cut=st.integers(0, 199))
 def test_a_digest_is_of_every_byte(tmp_path_factory: pytest.TempPathFactory, content: bytes, cut: int):
     file = tmp_path_factory.mktemp("digest") / "file"
@@ -276,7 +275,6 @@ def test_a_digest_is_of_every_byte(tmp_path_factory: pytest.TempPathFactory, con
             file.write_bytes(content)
 
 
-@settings(deadline=None)
 @given(text=st.binary(max_size=300))
 def test_any_record_of_digests_is_read_without_an_error(
     tmp_path_factory: pytest.TempPathFactory, text: bytes

@@ -536,7 +536,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(max_size=30), max_size=30).map("".join))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_text_is_read_without_failing(text: str) -> None:
     log = BootLog()
     log.feed(text)
@@ -547,7 +547,7 @@ def test_any_text_is_read_without_failing(text: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_start_cut_anywhere_is_read(data: st.DataObject) -> None:
     whole = "\n".join(WHOLE_START)
     cut = data.draw(st.integers(0, len(whole)))

@@ -201,7 +201,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 @given(st.data(), st.sampled_from(RELEASES))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_what_is_spelled_is_read_back_the_same(
     parsers: dict[str, argparse.ArgumentParser], data: st.DataObject, release: str
 ) -> None:
@@ -297,7 +297,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=8), st.sampled_from(["0.5.16", "0.5.19", "0.5.20", "0.5.23"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_problems_and_parser_agree(
     parsers: dict[str, argparse.ArgumentParser], words: list[str], version: str
 ) -> None:
@@ -313,7 +313,6 @@ def test_problems_and_parser_agree(
 
 
 @given(st.lists(st.text(max_size=40), max_size=8))
-@settings(deadline=None)
 def test_any_arguments_are_judged_without_failing(argv: list[str]) -> None:
     FlagTable.for_version(NEWEST).problems(argv)
 

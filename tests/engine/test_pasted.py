@@ -468,7 +468,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=40).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_text_breaks_the_reader(text: str):
     for read in (lambda: read_text(text, source="x"), lambda: read_words(["sglang", "serve", text])):
         try:
@@ -496,7 +496,7 @@ FLAGS = st.fixed_dictionaries(
 
 
 @given(FLAGS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_flags_that_are_written_as_a_command_read_back(flags: dict[str, object]):
     argv = FlagTable.for_version("0.5.23").spell(flags)  # type: ignore[arg-type]
     words = ["/opt/venv/bin/python", "-m", "sglang.launch_server", *argv]

@@ -183,7 +183,7 @@ LOGS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(LOGS, st.sampled_from([ONE, FOUR]), st.none() | st.floats(0, 100_000))
 def test_any_log_can_be_read(record: BootRecord, question: Question, used_mib: float | None):
     learnt = calibrate(question, record, used_mib=used_mib)

@@ -66,7 +66,7 @@ def test_words_have_the_numbers_of_this_configuration():
     assert "x 1 byte" in found["target KV"].text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(CASES),
     st.fixed_dictionaries(

@@ -233,7 +233,7 @@ def targets(draw: st.DrawFn) -> ModelCard:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     target=targets(),
     draft=st.sampled_from(DRAFTS),

@@ -516,7 +516,7 @@ DEARER = [
 
 
 @pytest.mark.parametrize("change", DEARER, ids=lambda change: f"{change[0]} {change[2]}")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(FLAGS, st.integers(28_000, 100_000), st.sampled_from(["0.5.16", "0.5.18", "0.5.20", "0.5.23"]))
 def test_what_costs_memory_leaves_no_more_tokens(
     change: tuple[str, object, object], flags: Flags, memory_mib: int, version: str

@@ -552,7 +552,9 @@ class TestWriting:
         started = render.starting_file(profile, name="mine", origin=name)
         assert load_profile(str(write(started))) == profile
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    )
     @given(
         text=st.text(min_size=1, max_size=30),
         number=st.floats(0.01, 1e6, allow_nan=False),
@@ -584,7 +586,7 @@ _WRITTEN = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(name=st.sampled_from(SHIPPED), data=st.data())
 def test_a_mutated_profile_is_right_or_wrong_and_never_a_crash(
     write: ProfileWriter, name: str, data: st.DataObject
@@ -602,7 +604,7 @@ def test_a_mutated_profile_is_right_or_wrong_and_never_a_crash(
         assert error.message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.text(max_size=20) | st.builds("{}={}".format, _KEYS, _WRITTEN), min_size=1, max_size=3))
 def test_any_settings_are_taken_or_refused_in_words(overrides: list[str]) -> None:
     try:

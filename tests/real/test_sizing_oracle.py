@@ -134,7 +134,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(model=models(), chosen=CONFIGURATIONS)
 def test_sizing(oracle: Oracle, release: str, model: ModelCard, chosen: dict):
     algorithm = chosen["algorithm"]
@@ -237,7 +237,7 @@ def _shape(model: ModelCard) -> dict:
     }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     memory_mib=st.integers(8_000, 300_000),
     vision=st.booleans(),

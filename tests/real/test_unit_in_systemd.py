@@ -57,7 +57,6 @@ _COMMANDS = 32
 
 @settings(
     max_examples=4,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

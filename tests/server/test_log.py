@@ -3,7 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.engine.boot import Stage
@@ -21,7 +21,6 @@ def write_through(log: ServerLog, chunks: list[bytes]) -> None:
     log.close()
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=10))
 def test_whatever_comes_is_kept_byte_for_byte(tmp_path_factory, chunks):
     path = tmp_path_factory.mktemp("log") / "server.log"

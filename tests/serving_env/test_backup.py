@@ -487,7 +487,7 @@ _TREES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=st.dictionaries(_NAMES, _TREES, max_size=4), mode=st.sampled_from([0o400, 0o644, 0o755]))
 def test_any_tree_survives_copying(tmp_path_factory, content, mode):
     place = tmp_path_factory.mktemp("tree")

@@ -5,7 +5,7 @@ from functools import cache
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.engine.sglang.flags import FlagTable
@@ -174,7 +174,6 @@ def test_refused_arguments(flags: str, message: str) -> None:
     assert message in refused.value.message
 
 
-@settings(deadline=None)
 @given(fraction=st.floats(0.80, 0.97), draft_tokens=st.integers(1, 16), running=st.integers(1, 8))
 def test_more_fraction_never_means_fewer_tokens(fraction: float, draft_tokens: int, running: int) -> None:
     def tokens(share: float) -> int:

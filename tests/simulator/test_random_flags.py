@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_deploy.simulator.shipped import card_ids, models
@@ -69,7 +69,7 @@ FLAGS = st.tuples(
 ).map(lambda parts: [word for part in parts for word in part])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     flags=FLAGS,
     path=st.sampled_from([*PATHS[:4], *PATHS, "x/y"]),

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.simulator.text import Answer, count_tokens, task_of
 
 
-@settings(deadline=None)
 @given(prompt=st.text(max_size=200), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=40))
 def test_an_answer_does_not_depend_on_how_it_is_cut(prompt: str, cuts: list[int]) -> None:
     pieces = Answer(prompt, 0)

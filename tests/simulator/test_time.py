@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.simulator.physics.acceptance import acceptance
@@ -165,7 +165,6 @@ def test_unified_memory_is_guarded_by_the_host() -> None:
     assert not run_virtual([*flags.split(), "0.95"], [[Ask()]], card="dgx-spark").served
 
 
-@settings(deadline=None)
 @given(
     task=st.sampled_from(["instruction", "math", "code", "prose"]),
     method=st.sampled_from(["dflash", "dspark", "mtp", "ngram"]),

@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_deploy.tune.launching import values, variables
@@ -26,7 +26,6 @@ def test_ranges_have_every_step_and_both_ends():
     assert SPACE.size == 16 * 5 * 3 * 2 * 2
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_configuration_is_found_again_in_the_space(data):
     places = {

@@ -117,7 +117,7 @@ def test_a_key_of_its_own_that_cannot_be_read_is_named():
     assert "the API key file /k is not there" in layers["generation"].text
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     st.fixed_dictionaries(
         {path: st.tuples(st.sampled_from([200, 404, 500]), st.binary(max_size=200)) for path in HEALTHY}

@@ -144,7 +144,7 @@ entries = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(entries, max_size=5), st.booleans())
 def test_any_json_is_read_or_refused(tmp_path_factory, values, as_list):
     path = tmp_path_factory.getbasetemp() / "any.jsonl"

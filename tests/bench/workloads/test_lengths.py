@@ -21,7 +21,7 @@ def counter(per_word: int, template: int):
     return count
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 12), st.integers(0, 40), st.integers(100, 5000))
 def test_a_prompt_gets_exactly_the_wanted_length(per_word, template, wanted):
     count = counter(per_word, template)

@@ -47,7 +47,7 @@ _PERFDATA = re.compile(r"[a-z0-9_]+=-?\d+(\.\d+)?(s|MB|)(;(-?\d+(\.\d+)?:?)?){2}
 _SAMPLE = re.compile(r'([a-z_][a-z0-9_]*)\{((?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (-?\d+(?:\.\d+)?)')
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(_HEALTHS)
 def test_a_plugins_line_is_one_line_with_figures_that_can_be_read_back(health: Health):
     line = render.plugin_line(health)
@@ -58,7 +58,7 @@ def test_a_plugins_line_is_one_line_with_figures_that_can_be_read_back(health: H
     assert all(_PERFDATA.fullmatch(figure) for figure in figures.split())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(_HEALTHS)
 def test_prometheus_text_is_well_formed_and_names_each_family_once(health: Health):
     lines = render.prometheus(health, now_s=1.8e9).removesuffix("\n").split("\n")
@@ -82,14 +82,14 @@ def _samples(text: str) -> list[str]:
     return [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(_HEALTHS)
 def test_no_series_of_prometheus_text_stands_twice(health: Health):
     found = _samples(render.prometheus(health, now_s=0))
     assert len(found) == len(set(found))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(_HEALTHS)
 def test_json_and_lines_for_people_never_act_on_a_terminal(health: Health):
     json.loads(json.dumps(render.as_json(health), allow_nan=False))
