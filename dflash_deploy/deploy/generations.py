@@ -306,7 +306,7 @@ class Store:
         except OSError:
             return []
         events = []
-        for line in text.splitlines():
+        for line in text.split("\n"):  # what was told may hold other ends of lines
             try:
                 events.append(Event.model_validate_json(line))
             except ValidationError:

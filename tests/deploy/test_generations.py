@@ -535,6 +535,13 @@ def test_a_change_whose_record_finds_no_room_is_done_all_the_same(box: Service, 
     assert [one.operation for one in box.store.history()] == ["install", "install", "rollback"]
 
 
+def test_whatever_a_failure_was_told_in_its_record_is_read(box: Service):
+    box.store.folder.mkdir(parents=True)
+    told = generations.event("install", 1, None, ok=False, why="one\u2028two\x85three\nfour")
+    box.store.end(told)
+    assert box.store.history() == [told]
+
+
 @pytest.mark.parametrize("operation", ["install", "rollback", "first install", "uninstall"])
 def test_killed_at_any_step_the_next_command_mends(tmp_path: Path, operation: str):
     for steps in range(100):
