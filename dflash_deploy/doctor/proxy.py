@@ -25,7 +25,12 @@ def usable(subject: Subject) -> Answer | None:
     if not found:
         return None
     for name, value in found.items():
-        scheme = urlsplit(value).scheme if "://" in value else "http"
+        scheme = _scheme(value)
+        if scheme is None:
+            return warned(
+                f"{name} is no address of a proxy, so that nothing is fetched from the hub",
+                f"export {name}=http://HOST:PORT",
+            )
         if scheme in _SOCKS and find_spec("socksio") is None:
             return warned(
                 f"{name} is a proxy by SOCKS, which nothing is fetched through from the hub without socksio",
@@ -43,3 +48,13 @@ def usable(subject: Subject) -> Answer | None:
         f"SGLang that is started by hand needs no_proxy={spared} (NO_PROXY alike): it asks itself before it "
         "is ready",
     )
+
+
+def _scheme(proxy: str) -> str | None:
+    """Which kind of proxy it is; None where it is no address."""
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        whole = parts.hostname and parts.port != 0
+    except ValueError:
+        return None
+    return parts.scheme if whole else None

@@ -36,7 +36,12 @@ def test_a_proxy_is_no_trouble_for_what_is_started_here(name, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [("socks5://me:secret@p:1080", "without socksio"), ("socks://127.0.0.1:1080", "begins with socks://")],
+    [
+        ("socks5://me:secret@p:1080", "without socksio"),
+        ("socks://127.0.0.1:1080", "begins with socks://"),
+        ("http://me:secret@[::1", "is no address"),
+        ("me:secret@p:port", "is no address"),
+    ],
 )
 def test_a_proxy_that_the_hubs_client_cannot_use_is_said(value, said, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(proxy, "find_spec", lambda _: None)
