@@ -24,7 +24,7 @@ GIVEN = "command-line"
 
 _VERSION = r"[0-9][0-9A-Za-z.!+_-]{0,80}"
 _REQUIREMENT = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}(\[[A-Za-z0-9,._-]{{1,80}}\])?=={_VERSION}")
-_NAMED = re.compile(rf"{PACKAGE}-([0-9]+\.[0-9a-z.]+)")
+_NAMED = re.compile(rf"{PACKAGE}-([0-9]+(?:\.[0-9]+)+(?:(?:a|b|rc|\.post|\.dev)[0-9]+)?)")
 _WHEEL = re.compile(r"[\w.+!-]+\.whl(#sha256=[0-9a-f]{64})?")
 _GIT = re.compile(r"(https|ssh|file)://[^\s@#]*(@[^\s@#/]+/[^\s@#]*)?")
 _URL = re.compile(r"(https|http|file)://[!-~]+")

@@ -147,6 +147,8 @@ def test_any_source_is_a_pin_or_a_message(kind, source):
         ("sglang-0.5.19-patched", ["sglang==0.5.19", "torch==2.13.0"]),
         ("sglang-0.5.22", ["sglang==0.5.22"]),
         ("sglang-0.5.22.post1_try", ["sglang==0.5.22.post1"]),
+        ("sglang-0.5.22.", ["sglang==0.5.22"]),
+        ("sglang-0.5.23rc1.old", ["sglang==0.5.23rc1"]),
         ("sglang-2", ["sglang==0.5.23", "torch==2.14.1"]),
         ("main", ["sglang==0.5.23", "torch==2.14.1"]),
         (None, ["sglang==0.5.23", "torch==2.14.1"]),
