@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -585,7 +586,7 @@ def writing(folder: Path) -> Iterator[None]:
     except BrokenPipeError:  # who read what we print has left: no file's fault
         raise
     except OSError as error:
-        begun = any((place / "study.json").is_file() for place in (folder, folder.parent))
+        begun = any(os.path.isfile(place / "study.json") for place in (folder, folder.parent))  # noqa: PTH113
         raise DeployError(
             f"{error.filename or folder} cannot be written: {error.strerror or error}"
             + ("; what had ended until then is kept" if begun else ""),

@@ -36,3 +36,6 @@ def test_where_no_study_could_begin_none_is_promised(monkeypatch, tmp_path):
     with pytest.raises(DeployError, match="is kept") as refused, writing(tmp_path):
         (tmp_path / "file" / "below").touch()
     assert "--resume" in str(refused.value.fix)
+    # A folder that cannot even be looked into is told in the same words.
+    with pytest.raises(DeployError, match="File name too long"), writing(tmp_path / ("x" * 300)):
+        (tmp_path / ("x" * 300)).touch()
