@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from dflash_deploy.machine.text import printable
 from dflash_deploy.proxy import proxy_for
 from dflash_deploy.watch import history
 from dflash_deploy.watch.bounded import within
+from dflash_deploy.watch.health.serving import listens
 from dflash_deploy.watch.history import Sample, Series
 from dflash_deploy.watch.journal import unit_log
 from dflash_deploy.watch.memory import Part, split
@@ -169,13 +169,17 @@ def gather(places: Sequence[Place], *, timeout_s: float, keep: bool = False) -> 
 
 
 def _server(place: Place, gpus: GpuReading, timeout_s: float) -> ServerStatus:
-    if place.base_url is None or not _listens(place.base_url):
+    if place.base_url is None:
+        return _not_listening(place)
+    proxied = proxy_for(place.base_url) is not None
+    if not proxied and not listens(place.base_url, _CONNECT_S):
         return _not_listening(place)
     http.load()
     pid = place.pid or _listener(place.base_url)
     healthy = http.healthy(place.base_url, timeout_s=timeout_s, api_key=place.api_key)
     if not healthy and not (place.unit and place.unit.active == "activating"):
-        return _silent(place, f"it takes connections, but no healthy answer within {timeout_s:g} s", pid)
+        reached = "through a proxy there is" if proxied else "it takes connections, but"
+        return _silent(place, f"{reached} no healthy answer within {timeout_s:g} s", pid)
     deadline = time.monotonic() + timeout_s
     info = http.server_info(place.base_url, timeout_s=timeout_s, api_key=place.api_key)
     model = http.served_model(place.base_url, timeout_s=deadline - time.monotonic(), api_key=place.api_key)
@@ -432,26 +436,10 @@ def _silent(place: Place, problem: str, pid: int | None = None) -> ServerStatus:
     return ServerStatus(place, "unhealthy", pid or place.pid, problem)
 
 
-def _listens(base_url: str) -> bool:
-    if proxy_for(base_url) is not None:
-        # Whether something listens behind it, the proxy alone can tell.
-        return True
-    host, port = _address(base_url)
-    try:
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
-    except (OSError, UnicodeError):
-        return False
-    return True
-
-
-def _address(base_url: str) -> tuple[str, int]:
-    parts = urlsplit(base_url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
 def _listener(base_url: str) -> int | None:
     """Process that listens there, where it is on this machine and we may know."""
-    host, port = _address(base_url)
+    parts = urlsplit(base_url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     if host not in ("localhost", "::1") and not host.startswith("127."):
         return None
     with suppress(psutil.Error, OSError):

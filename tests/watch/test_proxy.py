@@ -20,5 +20,8 @@ def test_who_is_asked_through_a_proxy(command: str, server: Server):
         env = {**os.environ, "HTTP_PROXY": proxy, "ALL_PROXY": proxy}
         run_tool(command, "--url", server.url, env=env)
         assert seen == []
-        run_tool(command, "--url", "http://model.example:8000", env=env)
+        told = run_tool(command, "--url", "http://model.example:8000", "--json", env=env)
     assert "GET http://model.example:8000/health HTTP/1.1" in seen
+    # What takes connections is the proxy.
+    assert "through a proxy" in told.stdout
+    assert "takes connections" not in told.stdout

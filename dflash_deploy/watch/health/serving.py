@@ -30,6 +30,7 @@ class Answers:
     """What one server answered within the time there was.
 
     Attributes:
+        proxied: asked through a proxy, which alone could tell whether something listens behind it.
         health_s: how long ``/health`` took by itself, or the wait without an answer.
         first: figures at the beginning, None where its metrics are off; ``last``: at the end.
         moved: tokens were computed meanwhile, by its counters and gauges.
@@ -37,6 +38,7 @@ class Answers:
     """
 
     listens: bool
+    proxied: bool = False
     health: int | None = None
     health_s: float = 0.0
     generation: http.Generation = field(default_factory=lambda: http.Generation(None))
@@ -60,7 +62,8 @@ class Answers:
 
 def ask(base_url: str, *, api_key: str | None, deadline: float) -> Answers:
     """Ask one server everything; back by ``deadline`` (on the monotonic clock), whatever it does."""
-    if not listens(base_url, min(_CONNECT_S, deadline - time.monotonic())):
+    proxied = proxy_for(base_url) is not None
+    if not proxied and not listens(base_url, min(_CONNECT_S, deadline - time.monotonic())):
         return Answers(listens=False)
     found: dict[str, tuple[object, float]] = {}
     began = time.monotonic()
@@ -97,6 +100,7 @@ def ask(base_url: str, *, api_key: str | None, deadline: float) -> Answers:
     info = found.get("info", (None, waited_s))[0]
     answers = Answers(
         listens=True,
+        proxied=proxied,
         health=health if isinstance(health, int) else None,
         health_s=health_s,
         generation=generation if isinstance(generation, http.Generation) else http.Generation(None),
@@ -117,7 +121,8 @@ def layers(answers: Answers, *, starting: bool) -> tuple[Layer, ...]:
         port = Layer("port", Verdict.UNKNOWN if starting else Verdict.CRITICAL, text, needed=True)
         rest = (Layer(name, Verdict.UNKNOWN, "not asked: its port is closed") for name in _ASKED)
         return (port, *rest)
-    port = Layer("port", Verdict.OK, "it takes connections", needed=True)
+    text = "it is asked through a proxy" if answers.proxied else "it takes connections"
+    port = Layer("port", Verdict.OK, text, needed=True)
     judged: tuple[Layer, ...] = (_health(answers), _generation(answers), _scheduler(answers))
     if starting:
         judged = tuple(
@@ -271,9 +276,7 @@ def _sample(base_url: str, api_key: str | None, deadline: float) -> metrics.Metr
 
 
 def listens(base_url: str, timeout_s: float) -> bool:
-    """Something takes connections there; what stands behind a proxy, the proxy alone can tell."""
-    if proxy_for(base_url) is not None:
-        return True
+    """Something takes connections there."""
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
