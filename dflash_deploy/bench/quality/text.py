@@ -20,7 +20,7 @@ _TAIL = 400
 _MOST_UNREADABLE = 0.02
 _MOST_SCRIPTS = 3
 _CHARS_PER_TOKEN = (0.2, 25.0)
-_NUMBERLESS = re.compile(r"(?:[\s\[(,]*\b(?:nan|-?inf(?:inity)?)\b[\s\]),]*){3,}", re.IGNORECASE)
+_NUMBERLESS = re.compile(r"(?:-?\b(?:nan|inf(?:inity)?)\b[\s\[\](),]*){3,}", re.IGNORECASE)
 """Words that a program prints when its arithmetic broke down, one after the other."""
 
 _MOST_NUMBERLESS = 0.4
@@ -30,7 +30,7 @@ _UNDECODED = re.compile(
     # A tokenizer's own signs for a blank, a line's end and a byte.
     "[Ġ▁](?=\\w)|Ċ|<0x[0-9A-F]{2}>"
     # UTF-8 read as one byte a letter: quotation marks and dashes, letters with accents.
-    "|â€.|Ã[\u00a0-\u00bf©«±¶¼]"
+    "|â€.|Ã[\u00a0-\u00bf]"
 )
 _KANA = {"HIRAGANA", "KATAKANA"}
 

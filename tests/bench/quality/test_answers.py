@@ -61,6 +61,10 @@ def test_a_reference_to_another_question_is_not_right():
         ("答案是42個。", "42"),
         (r"the sum is $5{,}050$", "5050"),
         ("It is 3.50 km.", "3.5"),
+        ("答案：5,050元", "5050"),
+        ("It is 5\u202f050.", "5050"),
+        ("Answer: 72 (12 + 20 + 40)", "72"),
+        ("是台南。", "臺南"),
         ("48 ÷ 6 = 8\n\n**答案**：6 顆（每人）", "6"),
         (r"**Answer:** $\boxed{42}$", "42"),
         ("The answer: forty-two, that is 42. Answer: see above", "42"),
@@ -123,6 +127,8 @@ def test_values_that_the_question_names_must_be_right(prompt):
         return misses(prompt, answered(prompt, json.dumps(right | other)))
 
     for name, value in right.items():
+        if name == "title":
+            continue  # in words of one's own
         wrong = (
             value + 1
             if isinstance(value, int)
@@ -138,6 +144,8 @@ def test_values_that_the_question_names_must_be_right(prompt):
     ("name", "other"),
     [
         ("tools-005", {"minutes": 45, "title": "Crêpes"}),
+        ("tools-012", {"title": "Dentist", "start": "09:30:00"}),
+        ("tools-019", {"town": "台南"}),
         ("tools-015", {"text": "I will be 10 minutes late"}),
         ("tools-020", {"sentiment": "混合", "reason": "5 顆星"}),
     ],

@@ -131,6 +131,8 @@ def test_signs_of_a_tokenizer_and_bytes_read_as_letters_are_unreadable():
 
 def test_numbers_that_are_none():
     assert "nan" in ids("The sum is nan nan nan nan.")
+    assert "nan" in ids("[nan, inf, -inf, -Infinity, (nan)]")
+    ids(", " * 50_000)  # within the time of a test
     assert not ids("In Python, float('nan') is not equal to itself, and inf is larger than all.")
 
 
