@@ -84,7 +84,7 @@ class ProtocolResult:
         stopped: why it ended before its last level, in words; None where it did not.
         interrupted: a person ended it.
         notes: what a reader of the figures must know.
-        warm_up_tokens: of answers that no level has.
+        warm_up_tokens: of answers that no level has, those that counted prompts among them.
     """
 
     protocol: Protocol
@@ -321,7 +321,9 @@ class _Play:
         )
         for users in self._protocol.users:
             for wanted in self._protocol.prompt_tokens:
-                if not self._rung(users, wanted, counter):
+                goes_on = self._rung(users, wanted, counter)
+                self._warm_up_tokens = counter.generated_tokens
+                if not goes_on:
                     break
             if self.stopped:
                 return

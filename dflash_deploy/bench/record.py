@@ -46,7 +46,7 @@ _HASHED_PROMPTS = 64
 
 _LATE_S = 0.05
 _MUCH_MORE = 1.2
-"""Lengths of prompts are counted by asking too, and answers end in the midst of a step."""
+"""Answers end in the midst of a step."""
 _MOST_ROWS = 20_000
 """Requests that are told one by one; a file of more than that would be too large to read."""
 

@@ -87,6 +87,12 @@ def test_tokens_that_others_asked_for_meanwhile_are_noted():
         assert all(words in note for words, note in zip(notes, run.notes, strict=True))
 
 
+def test_tokens_that_counted_prompts_are_ours():
+    with serving(Script(wait_s=0.001, counts=True)) as (url, seen):
+        result = run_protocol(Endpoint(url), quick("context-ladder", prompt_tokens=(50, 100)))
+    assert result.warm_up_tokens == sum(body.get("max_tokens") == 1 for body in seen.bodies) > 4
+
+
 def test_requests_may_come_at_a_rate():
     with serving(Script(wait_s=0.005)) as (url, _):
         result = run_protocol(Endpoint(url), quick("latency", rounds=5), Options(rate_per_s=50.0))

@@ -126,6 +126,9 @@ class ServerCounter:
         api_key: of the server.
         timeout_s: for one answer.
         extras: it may be told to leave out thinking, which is not in OpenAI's interface.
+
+    Attributes:
+        by_asking: the server was asked for tokens, ``generated_tokens`` until now, one at a time.
     """
 
     def __init__(
@@ -144,6 +147,7 @@ class ServerCounter:
         if extras:
             self._body["chat_template_kwargs"] = {"enable_thinking": False}
         self.by_asking = False
+        self.generated_tokens = 0
 
     def __call__(self, prompt: Prompt) -> int | None:
         """Tokens of the prompt; ``by_asking`` then says whether it is in the server's prefix cache now."""
@@ -152,6 +156,7 @@ class ServerCounter:
             if tokens := count(self._ask("/tokenize", body).get("count")):
                 return tokens
             self.by_asking = True
+        self.generated_tokens += 1
         usage = self._ask("/v1/chat/completions", {**body, "max_tokens": 1}).get("usage")
         return count(usage.get("prompt_tokens")) or None if isinstance(usage, dict) else None
 
