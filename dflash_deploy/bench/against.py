@@ -100,11 +100,9 @@ def bench_both(
         tell("asking both once more, without what is not in OpenAI's interface")
         arms = arms_of(replace(a, extras=False), replace(b, extras=False))
         found, interrupted = _in_turn(arms, protocol.rounds, most_rounds)
-    runs = [arm.run() for arm in arms]
-    for run in runs:
+    result = put_down(interrupted=interrupted)
+    for run in result.runs:
         check_answered(run)
-    workload = workload_of(replace(protocol, shape="rounds"), options)
-    result = file_of(runs, workload, machine, simulated=a.simulated, interrupted=interrupted)
     return result, found
 
 

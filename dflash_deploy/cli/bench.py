@@ -148,7 +148,7 @@ def run(
 
     from dflash_deploy.bench.against import bench_both
     from dflash_deploy.bench.changes import Changes, changed
-    from dflash_deploy.bench.endpoint import discover, read_api_key
+    from dflash_deploy.bench.endpoint import Endpoint, discover, read_api_key
     from dflash_deploy.bench.protocols import Options
     from dflash_deploy.bench.redaction import redacted
     from dflash_deploy.bench.results import ResultFile, check_writable, write_result
@@ -191,6 +191,11 @@ def run(
         if not quiet:
             tell(shown(text))
 
+    def tell_of_proxy(endpoint: Endpoint) -> None:
+        if (proxy := Address.parse(endpoint.base_url).proxy) is not None:
+            through = f"the proxy {proxy.host}:{proxy.port}"
+            progress(f"{endpoint.base_url} is asked through {through}: its delays are in every figure")
+
     def write(result: ResultFile) -> None:
         if out is not None and any(run.loads for run in result.runs):
             write_result(out, redacted(result) if redact else result)
@@ -205,8 +210,7 @@ def run(
     key = read_api_key(api_key_file)
     with stop_once():
         endpoint = discover(url, model=model, api_key=key)
-        if (proxy := Address.parse(endpoint.base_url).proxy) is not None:
-            progress(f"asked through the proxy {proxy.host}:{proxy.port}: its delays are in every figure")
+        tell_of_proxy(endpoint)
         here = urlsplit(endpoint.base_url).hostname in ("127.0.0.1", "localhost", "::1")
         machine = machine_here() if here and not endpoint.simulated else None
         look = look_here() if here and not endpoint.simulated else None
@@ -225,6 +229,7 @@ def run(
             )
         else:
             other = discover(against, model=model, api_key=key)
+            tell_of_proxy(other)
             result, found = bench_both(
                 endpoint,
                 other,

@@ -18,6 +18,7 @@ from dflash_deploy.bench.workloads.lengths import ServerCounter
 from dflash_deploy.bench.workloads.prompt import ask
 from dflash_deploy.errors import DeployError
 from tests.recording_proxy import recording_proxy
+from tests.tool import run_tool
 
 from .sse_server import Script, serving
 
@@ -54,6 +55,16 @@ def test_every_question_to_a_server_behind_a_proxy_goes_through_it(monkeypatch):
     assert {f"http://model.example:8000{path}" for path in (
         "/tokenize", "/v1/chat/completions", "/v1/models", "/server_info",
     )} <= set(asked)  # fmt: skip
+
+
+def test_the_bench_says_of_each_server_that_a_proxy_is_between(tmp_path):
+    with serving(Script(wait_s=0.005)) as (url, _), recording_proxy(port_of(url)) as (proxy, _):
+        ended = run_tool(
+            "bench", "http://a.example", "--against", "http://b.example", "--most-rounds", "1",
+            env={"http_proxy": proxy, "HOME": str(tmp_path)},
+        )  # fmt: skip
+    for server in "ab":
+        assert f"http://{server}.example is asked through the proxy 127.0.0.1:" in ended.stderr
 
 
 def test_nothing_of_this_machine_reaches_a_proxy(monkeypatch):
