@@ -54,6 +54,11 @@ class Pair:
     same_text: int | None
     compared_text: int
 
+    @property
+    def at_once(self) -> str:
+        """The load in words."""
+        return "one user" if self.users == 1 else f"{self.users} at once" if self.users else "open loop"
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -95,7 +100,8 @@ def put_beside(a: ResultFile, b: ResultFile, *, anyway: bool = False) -> Beside:
             exit_code=ExitCode.INVALID_INPUT,
         )
     warnings += [
-        f"{pair.name}: what makes a round quick or slow lasts for several: the interval is too narrow"
+        f"{pair.name}, {pair.at_once}: what makes a round quick or slow lasts for several: the interval is "
+        "too narrow"
         for pair in pairs
         if pair.lingering and pair.launches < ENOUGH_LAUNCHES
     ]
@@ -107,9 +113,8 @@ def as_text(beside: Beside) -> str:
     lines = []
     for pair in beside.pairs:
         unit, _ = speed_of(pair.users)
-        at_once = "one user" if pair.users == 1 else f"{pair.users} at once" if pair.users else "open loop"
         lines.append(
-            f"{shown(pair.name)}, {at_once}, {unit}: {pair.first:.1f} and {pair.second:.1f}: "
+            f"{shown(pair.name)}, {pair.at_once}, {unit}: {pair.first:.1f} and {pair.second:.1f}: "
             f"{pair.speed.sentence('the first', 'the second')}"
         )
         if pair.same_text is not None:
@@ -165,14 +170,7 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
     found = []
     same, texts = _texts(ours, theirs)
     for users in sorted({key.users for key in a} & {key.users for key in b}):
-        # Speed falls with the length of prompts, whatever the server.
-        rungs = {key.rung for key in a} & {key.rung for key in b}
-        mine: Speeds
-        yours: Speeds
-        mine, yours = (
-            {key: value for key, value in side.items() if key.users == users and key.rung in rungs}
-            for side in (a, b)
-        )
+        mine, yours = _of_users(users, a, b), _of_users(users, b, a)
         if paired:
             mine, yours = in_common(mine, yours)
         if mine and yours:
@@ -191,6 +189,12 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
                 )
             )
     return found
+
+
+def _of_users(users: int, side: Speeds, other: Speeds) -> Speeds:
+    """Of so many at once, at the lengths of prompts of both: speed falls with them, whatever the server."""
+    rungs = {key.rung for key in other if key.users == users}
+    return {key: speed for key, speed in side.items() if key.users == users and key.rung in rungs}
 
 
 def _texts(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[int | None, int]:

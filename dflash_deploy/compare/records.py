@@ -125,7 +125,7 @@ def claim(name: str | None, profile_name: str) -> Path:
 
 def _is_nothing_yet(folder: Path) -> bool:
     """Whoever claimed it was killed before it was a comparison."""
-    return all(one.name.startswith(".comparison.json.") for one in folder.iterdir())
+    return folder.is_dir() and all(one.name.startswith(".comparison.json.") for one in folder.iterdir())
 
 
 def find(name: str | None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,8 +126,9 @@ def begin(wanted: Wanted, place: Place) -> tuple[Path, ComparisonRecord, Rig]:
     try:
         write_record(folder / "comparison.json", record)
     except BaseException:
-        # Its name is taken by nothing.
-        folder.rmdir()
+        # Its name is taken by nothing, but for what somebody killed left there.
+        with suppress(OSError):
+            folder.rmdir()
         raise
     return folder, record, rig
 

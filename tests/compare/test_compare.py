@@ -150,18 +150,23 @@ def test_names_are_names_and_each_is_taken_once(tool, monkeypatch):
     (folder_of(tool, "a") / ".comparison.json.x1y2z3").touch()
     assert claim("a", "p") == folder_of(tool, "a")
     (folder_of(tool, "a") / "comparison.json").touch()
-    with pytest.raises(DeployError, match="already"):
-        claim("a", "p")
+    (folder_of(tool, "a").parent / "b").touch()
+    for taken in ("a", "b"):
+        with pytest.raises(DeployError, match="already"):
+            claim(taken, "p")
 
 
 def test_a_comparison_that_could_not_be_begun_leaves_its_name_free(tool, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tool.home / "state"))
     wanted = Wanted(str(tool.profile), ("none",), simulate=Simulated("rtx-5090", 0, 400.0), name="c")
     place = Place(None, "127.0.0.1", None)
+    # Nor does what somebody killed has left there hide why.
+    folder_of(tool, "c").mkdir(parents=True)
+    (folder_of(tool, "c") / ".comparison.json.x1y2z3").touch()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="too large"):
             begin(wanted, place)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

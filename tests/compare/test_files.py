@@ -54,7 +54,7 @@ def test_of_rounds_of_unlike_number_those_are_compared_that_asked_the_same():
 
 
 def test_a_ladder_is_compared_length_by_length():
-    def ladder(lengths, faster=1.0):
+    def ladder(lengths, faster=1.0, users=1):
         loads = []
         for tokens in lengths:
             rows = [
@@ -70,7 +70,7 @@ def test_a_ladder_is_compared_length_by_length():
             ]
             played = round_of(f"{tokens} tokens", 50.0).model_copy(update={"users": rows})
             label = f"{tokens} tokens"
-            loads.append(LoadRows(users=1, label=label, rounds=[played], prompt_tokens=tokens))
+            loads.append(LoadRows(users=users, label=label, rounds=[played], prompt_tokens=tokens))
         return result_of(run_of("bench", [1.0], loads=loads))
 
     # One has room for the short prompts alone, where any server is quicker, and counts a token less of some.
@@ -81,6 +81,10 @@ def test_a_ladder_is_compared_length_by_length():
     other = short.model_copy(update={"workload": long.workload.model_copy(update={"sha256": "1" * 64})})
     (pair,) = put_beside(long, other, anyway=True).pairs
     assert pair.first > pair.second, "of the lengths that both have"
+    four = ladder((32768,), users=4).runs[0].loads
+    (run,) = other.runs
+    mixed = other.model_copy(update={"runs": [run.model_copy(update={"loads": [*run.loads, *four]})]})
+    assert put_beside(long, mixed, anyway=True).pairs == (pair,), "with as many at once"
     with pytest.raises(DeployError, match="no load in common"):
         put_beside(ladder((1024,)), ladder((2048,)))
 
@@ -106,7 +110,8 @@ def test_rounds_that_hang_together_are_told():
     slowed = result_of(run_of("x", [100.0 - 3 * (8 <= number < 16) + number % 3 for number in range(24)]))
     assert put_beside(noisy, steady).warnings == put_beside(steady, steady).warnings == ()
     (warning,) = put_beside(slowed, steady).warnings
-    assert "too narrow" in warning
+    assert warning.startswith("x, one user: ")
+    assert warning.endswith("too narrow")
 
 
 def test_figures_of_another_release_are_told():
