@@ -52,6 +52,20 @@ def test_the_inner_exception_is_the_cause_and_the_outer_is_not_told_again():
     assert diagnosis.root.confidence == "high"
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "cause"),
+    [
+        (503, "'<html>The requested URL could not be retrieved'", "asks-itself-through-proxy"),
+        (502, "''", "asks-itself-through-proxy"),
+        (500, "'Internal Server Error'", "unknown-failure"),
+        (401, '\'{"error":"Unauthorized"}\'', "unknown-failure"),
+    ],
+)
+def test_what_a_server_answers_itself_came_from_no_proxy(status, text, cause):
+    message = f"AssertionError: res=<Response [{status}]>, res.text={text}"
+    assert ids(diagnose(logs.failed(message, "serving"))) == [cause]
+
+
 def test_what_a_server_outlived_is_no_error():
     lines = logs.boot("serving", until_ready=True)
     lines[8:8] = ["RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"]
