@@ -27,8 +27,8 @@ _MOST_NUMBERLESS = 0.4
 """Share of a text; code and tables have a few of such words."""
 
 _UNDECODED = re.compile(
-    # A tokenizer's own signs for a blank, a line's end and a byte.
-    "[Ġ▁](?=\\w)|Ċ|<0x[0-9A-F]{2}>"
+    # A tokenizer's own signs for a blank, a line's end and a byte; words of Maltese begin with the first too.
+    "(?<=\\S)[Ġ▁](?=\\w)|Ċ|<0x[0-9A-F]{2}>"
     # UTF-8 read as one byte a letter: quotation marks and dashes, letters with accents.
     "|â€.|Ã[\u00a0-\u00bf]"
 )

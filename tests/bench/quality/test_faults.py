@@ -126,6 +126,7 @@ def test_signs_of_a_tokenizer_and_bytes_read_as_letters_are_unreadable():
     assert "mojibake" in ids(words.encode().decode("latin-1"))
     assert "mojibake" in ids(words.encode().decode("cp1252", "replace"))
     assert not ids(words)
+    assert not ids("Ġorġ mar il-belt. Ġimgħa filgħaxija Ġorġ Ġustu.")
     assert not ids("São Paulo, CORAÇÃO, NÃO; Ġorġ mar il-Ġnien; ½ £ © ®")
 
 
