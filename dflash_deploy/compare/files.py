@@ -173,6 +173,8 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
         mine, yours = _of_users(users, a, b), _of_users(users, b, a)
         if paired:
             mine, yours = in_common(mine, yours)
+        # The ratio may change with the length of prompts, and no moment was slow for that.
+        one_length = len({key.rung for key in mine}) == 1
         if mine and yours:
             found.append(
                 Pair(
@@ -183,7 +185,7 @@ def _pairs(name: str, ours: Sequence[Run], theirs: Sequence[Run], *, paired: boo
                     median(mine.values()),
                     median(yours.values()),
                     compare_speeds(mine, yours, paired=paired),
-                    paired and linger(list(mine.values()), list(yours.values())),
+                    paired and one_length and linger(list(mine.values()), list(yours.values())),
                     same,
                     texts,
                 )

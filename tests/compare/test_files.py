@@ -54,7 +54,7 @@ def test_of_rounds_of_unlike_number_those_are_compared_that_asked_the_same():
 
 
 def test_a_ladder_is_compared_length_by_length():
-    def ladder(lengths, faster=1.0, users=1):
+    def ladder(lengths, faster=1.0, users=1, growing=0.0):
         loads = []
         for tokens in lengths:
             rows = [
@@ -63,7 +63,7 @@ def test_a_ladder_is_compared_length_by_length():
                     prompt_tokens=tokens,
                     output_tokens=128,
                     ttft_s=0.1,
-                    tokens_per_s=faster * 200_000 / tokens + number,
+                    tokens_per_s=faster * 200_000 / tokens ** (1 - growing) + number,
                     wall_s=1.0,
                 )
                 for number in range(2)
@@ -78,6 +78,8 @@ def test_a_ladder_is_compared_length_by_length():
     (pair,) = put_beside(long, short).pairs
     assert (pair.rounds, pair.speed.verdict) == (6, "faster")
     assert pair.speed.ratio == pytest.approx(1.1, abs=0.01)
+    steeper = ladder((1024, 2048, 4096, 8192, 16384, 32768), growing=0.05)
+    assert put_beside(steeper, long).warnings == (), "the longer, the more they differ"
     other = short.model_copy(update={"workload": long.workload.model_copy(update={"sha256": "1" * 64})})
     (pair,) = put_beside(long, other, anyway=True).pairs
     assert pair.first > pair.second, "of the lengths that both have"
