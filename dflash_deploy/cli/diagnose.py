@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -122,7 +123,7 @@ def _read_trial(number: int, study: str | None, exit_status: int | None) -> Diag
         raise DeployError(
             f"trial {number} of {folder.name} "
             + (f"was not launched: {record.reason}" if known and record else "left no log"),
-            fix=f"ls {folder / 'trials'}",
+            fix=shlex.join(["ls", str(folder / "trials")]),
             exit_code=ExitCode.MISSING,
         )
     flags = {

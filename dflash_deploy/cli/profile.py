@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,7 +129,8 @@ def new(
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
     typer.echo(f"wrote {path}")
-    typer.echo(f"check it after every change: dflash-deploy profile validate {path if out else name}")
+    named = shlex.quote(str(path)) if out else name
+    typer.echo(f"check it after every change: dflash-deploy profile validate {named}")
 
 
 @app.command("validate")

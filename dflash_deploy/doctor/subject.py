@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class Request:
     def command(self) -> str:
         """The command that asks this again, without its options."""
         words = ["dflash-deploy", "doctor", *([self.profile_name] if self.profile_name else [])]
-        words += [f"--set {setting}" for setting in self.overrides]
-        return " ".join(words + ([f"--python {self.python}"] if self.python else []))
+        words += [word for setting in self.overrides for word in ("--set", setting)]
+        return shlex.join([*words, *(["--python", str(self.python)] if self.python else [])])
 
 
 @dataclass(frozen=True)

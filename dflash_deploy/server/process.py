@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -410,6 +411,8 @@ def _require_program(launch: Launch) -> None:
         there = Path(program).exists()
         raise DeployError(
             f"the server cannot be started: {program} is {'not executable' if there else 'not there'}",
-            fix=f"chmod +x {program}" if there else "give the interpreter that SGLang is installed in",
+            fix=shlex.join(["chmod", "+x", program])
+            if there
+            else "give the interpreter that SGLang is installed in",
             exit_code=ExitCode.UNAVAILABLE if there else ExitCode.MISSING,
         )

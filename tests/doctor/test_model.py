@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,12 @@ def test_any_record_of_digests_is_read_without_an_error(
     (records / "a.metadata").write_bytes(text)
     found = hashes.recorded(folder / "a")
     assert found is None or len(found) in (40, 64)
+
+
+def test_the_command_that_asks_again_can_be_typed_as_it_stands():
+    request = Request(profile_name="my own.yaml", overrides=("model.path=/a b",), python=Path("/c d/python"))
+    asked = ["dflash-deploy", "doctor", "my own.yaml", "--set", "model.path=/a b", "--python", "/c d/python"]
+    assert shlex.split(request.command) == asked
 
 
 def test_a_model_that_everyone_makes_is_not_looked_for_on_the_hub():

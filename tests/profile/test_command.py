@@ -62,6 +62,11 @@ def test_new_writes_a_file_that_validates_and_is_not_replaced_unasked(own_config
     assert path.read_bytes() != before
 
 
+def test_new_tells_how_a_file_with_a_blank_in_its_path_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "my own.yaml"
+    assert f"profile validate '{path}'" in _run("new", "mine", "--out", str(path)).stdout
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "x.yaml", "", "-x-"])
 def test_new_refuses_names_that_are_no_names(name: str) -> None:
     assert _run("new", "--", name).returncode == 2

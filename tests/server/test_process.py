@@ -253,11 +253,12 @@ class TestCannotStart:
         assert caught.value.exit_code is ExitCode.MISSING
 
     def test_program_that_is_not_executable(self, tmp_path):
-        program = tmp_path / "program"
+        program = tmp_path / "a program"
         program.write_text("#!/bin/sh\n")
         server = Server(Launch(argv=(str(program),), host="127.0.0.1", port=1), tmp_path / "run")
-        with server, pytest.raises(DeployError, match="not executable"):
+        with server, pytest.raises(DeployError, match="not executable") as caught:
             server.start()
+        assert caught.value.fix == f"chmod +x '{program}'"
 
     def test_run_dir_that_cannot_be_made(self, launch, tmp_path, state_home):
         (tmp_path / "file").touch()
