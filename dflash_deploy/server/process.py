@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from threading import RLock
@@ -257,7 +256,9 @@ class Server:
         report = self.stop(grace_s=0)
         if stopped:
             leftovers = self._clean_up()
-            self._report = replace(report, exit_status=self.exit_status, leftovers=leftovers)
+            # One that came after the stop was killed.
+            graceful = report.graceful and report.exit_status == self.exit_status
+            self._report = StopReport(graceful, self.exit_status, leftovers)
 
     def _spawn(self) -> ServerLog:
         """Write the record, then start the process, so that no moment leaves a server unknown."""

@@ -444,7 +444,7 @@ class TestStop:
         assert "stopped while" in outcome.reason
         assert gone(server.pid)
         report = server.stop()
-        assert (report.exit_status, report.leftovers) == (-signal.SIGKILL, ())
+        assert (report.graceful, report.exit_status, report.leftovers) == (False, -signal.SIGKILL, ())
         assert (server.state, records(state_home)) == (State.ENDED, [])
 
 
