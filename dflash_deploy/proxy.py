@@ -93,7 +93,11 @@ def _covers(entry: str, host: str) -> bool:
 
 def _is_here(host: str) -> bool:
     """It is this machine's name or one of its addresses. Nobody is asked: a name server may be far."""
-    if host in ("localhost", socket.gethostname().lower()) or host.endswith(".localhost"):
+    own = socket.gethostname().lower()
+    # With a domain or without: whoever names the machine may do the one, and the machine itself the other.
+    if host.endswith(".localhost") or any(
+        f"{one}.".startswith(f"{other}.") for one, other in ((host, "localhost"), (host, own), (own, host))
+    ):
         return True
     try:
         address = ipaddress.ip_address(host)

@@ -62,11 +62,21 @@ def test_the_address_that_a_server_asks_itself_at_is_spared(host, own):
         "https://localhost",
         "http://[::1]:1",
         f"http://{socket.gethostname()}",
+        f"http://{socket.gethostname().partition('.')[0]}.lan:30000",
+        "http://localhost.localdomain",
         "http://127.9.9.9",
     ],
 )
 def test_this_machine_is_never_asked_through_a_proxy(url):
     assert proxy_for(url, {"http_proxy": PROXY, "HTTPS_PROXY": PROXY, "ALL_PROXY": PROXY}) is None
+
+
+def test_a_name_that_only_begins_like_this_machines_is_another(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu1.corp")
+    asked = {
+        host: proxy_for(f"http://{host}", {"http_proxy": PROXY}) for host in ("gpu1", "gpu11", "gpu1.cor")
+    }
+    assert asked == {"gpu1": None, "gpu11": PROXY, "gpu1.cor": PROXY}
 
 
 @pytest.mark.parametrize(
