@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from statistics import median
 
 import pytest
 
@@ -28,6 +29,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 TOKENS = 480
 TRIES = 4
 """A busy machine holds up either clock now and then; a wrong measure is wrong every time."""
+
+MOST_ANSWERS = 16
+"""Under speculation a chat's chunks tell by their length alone which token they end with: off by two in a
+hundred either way in one answer, and by none in the median of many."""
 
 AGREES = 0.02
 PATIENCE = Patience(120.0, 600.0)
@@ -64,7 +69,7 @@ class Clocked:
         return (last - first) / (when(last) - when(first))
 
     def apart_from_the_log(self) -> float:
-        """By what share our speed differs from the log's over the very same tokens.
+        """By what share our speed is above the log's over the very same tokens.
 
         A line tells the speed since the line before, and how many tokens the pool then held.
         """
@@ -75,7 +80,7 @@ class Clocked:
         assert len(lines) >= 3, self.logged
         first, last = lines[0][0], lines[-1][0]
         seconds = sum((held - before) / speed for (before, _), (held, speed) in pairwise(lines))
-        return abs(self.speed_between(first, last) / ((last - first) / seconds) - 1)
+        return self.speed_between(first, last) / ((last - first) / seconds) - 1
 
 
 def generated(running: Running, prompt: str) -> tuple[Clocked, dict[str, object]]:
@@ -145,7 +150,7 @@ def test_speed_is_that_of_the_log_and_of_the_answers_metadata(running):
     for number in range(TRIES):
         clocked, meta = generated(running, f"Question {number}: explain what a lock file is.")
         assert clocked.tokens[-1] == TOKENS
-        by_log.append(clocked.apart_from_the_log())
+        by_log.append(abs(clocked.apart_from_the_log()))
         apart = [abs(clocked.latency_s() / float(str(meta["e2e_latency"])) - 1)]
         # Told with --enable-metrics alone.
         if running.launch.argv.count("--enable-metrics"):
@@ -157,12 +162,12 @@ def test_speed_is_that_of_the_log_and_of_the_answers_metadata(running):
 
 
 def test_a_benchs_speed_is_that_of_the_log(running):
-    apart = []
-    for number in range(TRIES):
+    apart: list[float] = []
+    for number in range(MOST_ANSWERS):
         clocked, result = chatted(running, f"speed-{number}")
         assert result.decode_tokens_per_s is not None
         apart.append(clocked.apart_from_the_log())
-        if apart[-1] <= AGREES:
+        if abs(median(apart)) <= AGREES:
             return
     pytest.fail(f"apart by {apart}")
 
