@@ -6,7 +6,6 @@ import random
 import socket
 import ssl
 import statistics
-import subprocess
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -349,21 +348,6 @@ def test_what_an_address_by_tls_is_missing_is_said(tmp_path):
     result = one(url.replace("http:", "https:"))
     assert (result.error_kind, result.error) == ("untrusted", "no connection by TLS: WRONG_VERSION_NUMBER")
     thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """One that nobody has signed, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    request = (
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    )
-    names = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
-    try:
-        subprocess.run(["openssl", *request.split(), *names], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    return folder / "cert.pem", folder / "key.pem"
 
 
 def test_a_stream_by_tls_comes_whole_and_only_from_whom_one_trusts(certificate, monkeypatch):

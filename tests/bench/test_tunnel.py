@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from urllib.parse import urlsplit
 
 import pytest
@@ -76,21 +75,6 @@ def test_nothing_of_this_machine_reaches_a_proxy(monkeypatch):
         ask_all(Endpoint(url), [ask("One?")], max_tokens=1)
         discover(url)
     assert seen == []
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    request = (
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=model.example "
-        "-addext subjectAltName=DNS:model.example"
-    )
-    names = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
-    try:
-        subprocess.run(["openssl", *request.split(), *names], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    return folder / "cert.pem", folder / "key.pem"
 
 
 def test_a_server_by_tls_is_reached_through_a_tunnel_and_must_be_whom_one_trusts(certificate, monkeypatch):

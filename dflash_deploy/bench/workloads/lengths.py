@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import httpx
-
 from dflash_deploy.bench.claims import count
 from dflash_deploy.bench.workloads.prompt import Message, Prompt
-from dflash_deploy.engine.sglang.http import certificates
-from dflash_deploy.proxy import proxy_for
+from dflash_deploy.engine.sglang import http
 
 _MOST_TRIES = 24
-_LARGEST_ANSWER = 8 << 20
 _WORDS = (
     "river",
     "stone",
@@ -161,34 +156,15 @@ class ServerCounter:
         return count(usage.get("prompt_tokens")) or None if isinstance(usage, dict) else None
 
     def _ask(self, path: str, body: dict[str, object]) -> dict[str, object]:
+        status, answer = http.ask(
+            "POST",
+            self._base_url + path,
+            timeout_s=self._timeout_s,
+            api_key=self._api_key,
+            content=json.dumps(body),
+        )
         try:
-            return asyncio.run(_asked(self._base_url + path, body, self._api_key, self._timeout_s))
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError):
+            parsed: object = json.loads(answer) if status == 200 else None
+        except (ValueError, RecursionError):
             return {}
-        except (TimeoutError, ValueError, RecursionError):
-            return {}
-
-
-async def _asked(
-    url: str, body: dict[str, object], api_key: str | None, timeout_s: float
-) -> dict[str, object]:
-    headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {api_key}"} if api_key else {})}
-    data = bytearray()
-    async with (
-        asyncio.timeout(timeout_s),
-        httpx.AsyncClient(
-            timeout=None,  # noqa: S113
-            trust_env=False,
-            proxy=proxy_for(url),
-            verify=certificates(url),
-        ) as client,
-        client.stream("POST", url, json=body, headers=headers) as answer,
-    ):
-        async for piece in answer.aiter_raw():
-            data += piece
-            if len(data) > _LARGEST_ANSWER:
-                return {}
-        if answer.status_code != 200:
-            return {}
-    parsed: object = json.loads(data)
-    return parsed if isinstance(parsed, dict) else {}
+        return parsed if isinstance(parsed, dict) else {}

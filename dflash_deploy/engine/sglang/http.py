@@ -93,14 +93,14 @@ def healthy(base_url: str, *, timeout_s: float, api_key: str | None = None) -> b
 
 def health_status(base_url: str, *, timeout_s: float, api_key: str | None = None) -> int | None:
     """HTTP status of ``/health``, 503 when nothing was generated for 20 s; None without an answer."""
-    status, _ = _ask("GET", f"{base_url}/health", timeout_s=timeout_s, api_key=api_key)
+    status, _ = ask("GET", f"{base_url}/health", timeout_s=timeout_s, api_key=api_key)
     return status
 
 
 def generate_once(base_url: str, *, timeout_s: float, api_key: str | None = None) -> Generation:
     """Ask for one token, as any client would; it waits its turn behind other requests."""
     request = {"text": "1 2 3", "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
-    status, body = _ask(
+    status, body = ask(
         "POST", f"{base_url}/generate", timeout_s=timeout_s, api_key=api_key, content=json.dumps(request)
     )
     content = _mapping(_parsed(body)) if status == 200 else None
@@ -113,7 +113,7 @@ def server_info(base_url: str, *, timeout_s: float, api_key: str | None = None) 
     deadline = time.monotonic() + timeout_s
     for path in ("/server_info", "/get_server_info"):
         left_s = deadline - time.monotonic()
-        status, body = _ask("GET", base_url + path, timeout_s=left_s, api_key=api_key)
+        status, body = ask("GET", base_url + path, timeout_s=left_s, api_key=api_key)
         content = _mapping(_parsed(body)) if status == 200 else None
         if content is not None:
             return read_server_info(content)
@@ -142,7 +142,7 @@ def read_server_info(content: Mapping[str, object]) -> ServerInfo:
 
 def served_model(base_url: str, *, timeout_s: float, api_key: str | None = None) -> str | None:
     """Name of the model that is served. Answered before the server is ready."""
-    status, body = _ask("GET", f"{base_url}/v1/models", timeout_s=timeout_s, api_key=api_key)
+    status, body = ask("GET", f"{base_url}/v1/models", timeout_s=timeout_s, api_key=api_key)
     content = _mapping(_parsed(body)) if status == 200 else None
     models = content.get("data") if content is not None else None
     first = _mapping(models[0]) if isinstance(models, list) and models else None
@@ -151,13 +151,13 @@ def served_model(base_url: str, *, timeout_s: float, api_key: str | None = None)
 
 def flush_cache(base_url: str, *, timeout_s: float, api_key: str | None = None) -> bool:
     """Empty the prefix cache; False where requests still run (or nothing answers)."""
-    status, _ = _ask("POST", f"{base_url}/flush_cache", timeout_s=timeout_s, api_key=api_key)
+    status, _ = ask("POST", f"{base_url}/flush_cache", timeout_s=timeout_s, api_key=api_key)
     return status == 200
 
 
 def get_text(base_url: str, path: str, *, timeout_s: float, api_key: str | None = None) -> str | None:
     """The text at ``path``, ``/metrics`` for one; None unless the server answers 200."""
-    status, body = _ask("GET", base_url + path, timeout_s=timeout_s, api_key=api_key)
+    status, body = ask("GET", base_url + path, timeout_s=timeout_s, api_key=api_key)
     return body.decode(errors="replace") if status == 200 else None
 
 
@@ -169,10 +169,18 @@ def certificates(url: str) -> ssl.SSLContext | bool:
     return ssl.create_default_context() if url.startswith("https:") else False
 
 
-def _ask(
+def ask(
     method: str, url: str, *, timeout_s: float, api_key: str | None, content: str | None = None
 ) -> tuple[int | None, bytes]:
-    """Status and body; no status where the server was not reached, took too long, or sent too much."""
+    """Status and body; no status where the server was not reached, took too long, or sent too much.
+
+    Args:
+        method: of HTTP.
+        url: whole.
+        timeout_s: for all of it.
+        api_key: the server's, if it has one.
+        content: JSON to send.
+    """
     if timeout_s <= 0:
         return None, b""
     # For whoever asks (see ``load``); the values above are read without a server, too.
