@@ -39,3 +39,8 @@ class DeployError(Exception):
         self.message = message
         self.fix = fix
         self.exit_code = exit_code
+
+    def then(self, command: str) -> DeployError:
+        """The same error, whose fix ends with the command that goes on from there."""
+        fix = f"{self.fix}, then {command}" if self.fix else command
+        return DeployError(self.message, fix=fix, exit_code=self.exit_code)

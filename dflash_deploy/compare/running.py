@@ -172,8 +172,7 @@ def run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell, asked:
             exit_code=ExitCode.UNAVAILABLE,
         ) from error
     except DeployError as error:
-        fix = f"{error.fix}, then {on}" if error.fix else on
-        raise DeployError(error.message, fix=fix, exit_code=error.exit_code) from error
+        raise error.then(on) from error
 
 
 def _run_all(folder: Path, record: ComparisonRecord, rig: Rig, tell: Tell, asked: Asked) -> None:

@@ -489,9 +489,7 @@ class _Run:
             self._keep(entry, cut)
             raise
         except DeployError as error:
-            on = f"dflash-deploy tune --resume --name {self._folder.name}"
-            fix = f"{error.fix}, then {on}" if error.fix else on
-            raise DeployError(error.message, fix=fix, exit_code=error.exit_code) from error
+            raise error.then(f"dflash-deploy tune --resume --name {self._folder.name}") from error
         self._keep(entry, record)
         self._learn(record)
         self._launched += 1
